@@ -1,0 +1,1 @@
+"""Telic trains JAX models from objective functions."""

@@ -1,0 +1,231 @@
+"""The contract between an objective and everything that trains it.
+
+An objective says how to initialise variables, what to optimise on a batch and, optionally, how to evaluate one. The
+trainer differentiates, accepts or rejects, accumulates and commits. This page is all that either knows of the other.
+"""
+
+import abc
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from telic.ema import EMASpec
+from telic.errors import ContractError
+from telic.mean import Mean, Terms, wide
+from telic.tree import leading_dimension
+from telic.types import Array, Batch, Key, PyTree, Variables
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Step:
+    """What an objective may know of the moment it is asked at.
+
+    Attributes:
+      step: Index of the accepted microbatch, int32.
+      key: PRNG key of this attempt, ``fold_in(run_key, attempts)``; a rejected attempt does not reuse it.
+      updates: Optimizer updates committed so far, int32; constant within a window. The clock for schedules in a loss.
+      train: True in training, False in evaluation. Static: it may decide Python branches.
+      averaged: The variables with the moving average laid over; None without one. Never differentiated.
+    """
+
+    step: Any = 0
+    key: Any = None
+    updates: Any = 0
+    train: bool = field(default=True, metadata={"static": True})
+    averaged: Any = None
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Aux:
+    """What a loss reports beside its statistics.
+
+    Attributes:
+      metrics: Scalars or Means by name; logged as their mean over the logging interval.
+      variables: Whole replacement collections, never ``params``: they replace the state's after each accepted
+        microbatch, in order.
+      effects: Additive observations, summed over the window and given once per commit to `Objective.apply_effects`.
+      qk_stats: Per-head maxima; the window's maximum reaches optimizers that accept extra arguments.
+      outputs: Predictions, targets and the like, for loop metrics; never stored in state.
+    """
+
+    metrics: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    variables: Mapping[str, Any] | None = None
+    effects: Any = None
+    qk_stats: Any = None
+    outputs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+class Objective(abc.ABC):
+    """What to optimise: variables, a loss made of additive statistics, and optionally an evaluation.
+
+    Subclass it and implement `init` and `loss`. Everything else has a default that is right for most. Methods are
+    pure: they compute arrays from their arguments and the objective's configuration.
+
+    Attributes:
+      ema: Moving average to keep, or None. May be assigned on any instance.
+    """
+
+    ema: EMASpec | None = None
+
+    @abc.abstractmethod
+    def init(self, key: Key, variables: Any = None) -> Variables:
+        """Give the complete variables, ``{"params": ..., ...}``.
+
+        Args:
+          key: PRNG key.
+          variables: What `held_variables` returned, when the objective holds weights. None means the configured ones.
+        """
+
+    def bind(self, example: Batch) -> "Objective":
+        """Give this objective with the shapes it learns from a first batch. The default needs none."""
+        del example
+        return self
+
+    @abc.abstractmethod
+    def loss(self, variables: Variables, batch: Batch, step: Step) -> Any:
+        """Give the loss of one microbatch: statistics, or (statistics, `Aux`).
+
+        Statistics are a `Mean`, `Terms`, an array of per-example losses, a scalar (one term of mass one), or any
+        pytree of additive statistics when `reduce_loss` is overridden.
+        """
+
+    def reduce_loss(self, statistics: Any) -> tuple[Array, Array]:
+        """Give (value, has_data) of merged statistics; override it for statistics of your own."""
+        match statistics:
+            case Mean() | Terms():
+                return statistics.value(), statistics.has_data()
+            case _ if jnp.ndim(statistics) == 0 and jax.tree.structure(statistics).num_leaves == 1:
+                return wide(jax.tree.leaves(statistics)[0]), jnp.asarray(True)
+            case _:
+                raise ContractError(
+                    f"{type(self).__name__}.loss returned statistics of its own "
+                    f"({jax.tree.structure(statistics)}), so it must implement "
+                    "reduce_loss(statistics) -> (value, has_data); or return Mean(total, mass), Terms or a scalar"
+                )
+
+    def apply_effects(self, variables: Variables, effects: Any) -> Mapping[str, Any]:
+        """Give replacement collections (never ``params``) for the effects of a committed window."""
+        raise ContractError(
+            f"{type(self).__name__}.loss returned Aux(effects=...), so it must implement "
+            "apply_effects(variables, effects) -> {collection: ...}"
+        )
+
+    def held_variables(self) -> Any:
+        """Give the arrays this objective starts from, or None. They reach programs as arguments."""
+        return None
+
+    @property
+    def initializer(self) -> jax.tree_util.Partial:
+        """`init` with the held arrays bound, as a pytree: call it under jit with a key."""
+        held = self.held_variables()
+        if held is None:
+            return jax.tree_util.Partial(self.init)
+        if "variables" not in inspect.signature(self.init).parameters:
+            raise ContractError(
+                f"{type(self).__name__} holds weights (held_variables returned arrays), so its init must accept "
+                "them: def init(self, key, variables=None)"
+            )
+        return jax.tree_util.Partial(self.init, variables=held)
+
+    def evaluate(self, variables: Variables, batch: Batch, step: Step) -> Any:
+        """Give scoring artifacts for a batch: one, a tuple, or None."""
+        del variables, batch, step
+        return None
+
+    def preview(self, variables: Variables, batch: Batch, step: Step, *, scored: Any = None) -> Any:
+        """Give artifacts to display, once per event; by default those of the first scoring."""
+        return scored if scored is not None else self.evaluate(variables, batch, step)
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_MARK = "__telic_objective__"
+
+
+def objective(fn: F) -> F:
+    """Mark a function ``(forward, variables, inputs, targets) -> (loss, output)`` as an objective.
+
+    Use it where the number of parameters alone does not tell, for example on a function with ``*args``.
+
+    Example:
+      >>> @objective
+      ... def penalised(forward, variables, inputs, targets):
+      ...     output = forward(variables, inputs)
+      ...     return (output.prediction - targets) ** 2, output
+    """
+    setattr(fn, _MARK, True)
+    return fn
+
+
+def is_marked(fn: object) -> bool:
+    """Say whether a function, or what it wraps, carries the mark of `objective`."""
+    return getattr(fn, _MARK, False) is True
+
+
+def mean_loss(mean: Mean) -> tuple[Array, Array]:
+    """Give (value, has_data) of a `Mean`: total / mass in at least float32, and whether the mass is positive."""
+    return mean.value(), mean.has_data()
+
+
+def scalar_loss(objective: Objective, variables: Variables, batch: Batch, step: Step) -> tuple[Array, Aux]:
+    """Give (loss, aux) of one batch, to differentiate directly."""
+    statistics, aux = call_loss(objective, variables, batch, step)
+    return objective.reduce_loss(statistics)[0], aux
+
+
+def call_loss(objective: Objective, variables: Variables, batch: Batch, step: Step) -> tuple[PyTree, Aux]:
+    """Call an objective's loss and check what it returned: (statistics, aux).
+
+    Raises:
+      ContractError: It returned something that is neither statistics nor (statistics, Aux).
+    """
+    returned = objective.loss(variables, batch, step)
+    match returned:
+        case (statistics, Aux() as aux):
+            pass
+        case (statistics, None):
+            aux = Aux()
+        case tuple() if len(returned) == 2:
+            raise ContractError(
+                f"{type(objective).__name__}.loss must return statistics or (statistics, Aux), got a pair whose "
+                f"second item is {type(returned[1]).__name__}; write Aux(metrics={{...}}, variables=...)"
+            )
+        case None:
+            raise ContractError(f"{type(objective).__name__}.loss returned None; return Mean(total, mass) or a scalar")
+        case _:
+            statistics, aux = returned, Aux()
+    return _as_statistics(objective, statistics, batch), aux
+
+
+def _as_statistics(objective: Objective, statistics: Any, batch: Batch) -> PyTree:
+    """Turn a bare array of per-example losses into a Mean; leave everything else as it is."""
+    owns = type(objective).reduce_loss is not Objective.reduce_loss
+    is_bare = jax.tree.structure(statistics) == jax.tree.structure(0.0)
+    if owns or not is_bare or jnp.ndim(statistics) == 0:
+        return statistics
+    return loss_mean(statistics, None, batch)
+
+
+def loss_mean(values: Array, weights: Any, batch: Batch) -> Mean:
+    """Turn an array of per-example losses into a Mean over its elements.
+
+    Args:
+      values: Losses, [batch, ...].
+      weights: Masses of the values' shape or its leading part, or None.
+      batch: Whose leading dimension the values must have.
+    Raises:
+      ContractError: The leading dimension is another one, as after a broadcast of (n,) against (n, 1).
+    """
+    rows = leading_dimension(batch)
+    if rows is not None and jnp.shape(values)[0] != rows:
+        raise ContractError(
+            f"a loss array must have the batch's leading dimension ({rows}), got shape {jnp.shape(values)}; "
+            "return one loss per example, Mean(total, mass), or a scalar"
+        )
+    return Mean.of(values, weights)

@@ -1,0 +1,137 @@
+"""The ports of the loop: what it asks of data, steps, placement and processes, and nothing more.
+
+The loop knows when things happen; whatever does them stands behind one of these protocols.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from telic.types import Batch, PyTree
+
+Position: TypeAlias = Any
+"""Where a source stands after a consumed batch: a small JSON-like value that `Source.set_state` takes back."""
+
+
+@dataclass(frozen=True)
+class View:
+    """What a source may look at when it makes the next batch, such as the parameters to sample with.
+
+    Attributes:
+      step_state: The training state before the batch is used. Borrowed: read it before `Source.next` returns.
+      epoch: Epoch the batch belongs to, from 0.
+      iteration: Batches done in that epoch.
+    """
+
+    step_state: PyTree
+    epoch: int
+    iteration: int
+
+
+class Source(Protocol):
+    """Batches in order, epoch by epoch, each with the position after it.
+
+    Attributes:
+      read_ahead: Whether batches may be read before the ones in front of them are used.
+      fresh: Whether each batch lies in memory that is never written again; others are copied before use.
+    """
+
+    read_ahead: bool
+    fresh: bool
+
+    def begin(self, epoch: int, *, continuous: bool = False) -> None:
+        """Start an epoch. With `continuous` the data is one stream and only exhausted data ends it."""
+        ...
+
+    def next(self, view: View) -> tuple[Batch, Position]:
+        """Give the next batch of the epoch and the position after it; raise StopIteration at the epoch's end.
+
+        Raises:
+          DataError: The epoch is empty, or the data cannot be read a second time.
+        """
+        ...
+
+    def get_state(self) -> Position:
+        """Give the position of the next batch."""
+        ...
+
+    def set_state(self, position: Position) -> None:
+        """Go to a position that `get_state` or `next` gave."""
+        ...
+
+    def close(self) -> None:
+        """Release files, threads and workers."""
+        ...
+
+
+class StepProgram(Protocol):
+    """A pure step over batches, with how many of them make one committed window.
+
+    Attributes:
+      period: Attempts per window, K ≥ 1: the host knows from it when a window closes.
+    """
+
+    period: int
+
+    def bind(self, example: Batch) -> "StepProgram":
+        """Give this step with the shapes it learns from a first batch."""
+        ...
+
+    def init(self, batch: Batch) -> PyTree:
+        """Give the state before the first step."""
+        ...
+
+    def adopt(self, batch: Batch, given: PyTree) -> PyTree:
+        """Give a starting state from what a caller handed to `run(state=...)`."""
+        ...
+
+    def step(self, state: PyTree, batch: Batch, window: Any = None) -> Any:
+        """Give the new state, or a `Result` with outputs."""
+        ...
+
+    def flush(self, state: PyTree) -> PyTree:
+        """Commit a window that is not full."""
+        ...
+
+    def health(self, state: PyTree) -> PyTree:
+        """Give a few device scalars that say whether the run may go on; None when there is nothing to watch."""
+        ...
+
+    def check_health(self, health: PyTree, state: PyTree) -> None:
+        """Raise when fetched health says the run must end."""
+        ...
+
+    def model(self, state: PyTree) -> Any:
+        """Give the usable trained model of a state, or None."""
+        ...
+
+
+class Placement(Protocol):
+    """Where batches and states live."""
+
+    def put(self, batch: Batch, *, fresh: bool) -> Batch:
+        """Place a host batch on the devices; copies it first unless it is fresh."""
+        ...
+
+
+class Agree(Protocol):
+    """One value for all processes: process 0's. The identity on one process."""
+
+    def __call__(self, value: Any) -> Any: ...
+
+
+class Driver(Protocol):
+    """Runs the compiled step. The loop decides when; the driver decides how."""
+
+    width: int
+    """The most iterations one dispatch may run."""
+
+    def start(self, step_state: PyTree, batch: Batch) -> None: ...
+
+    def advance(self, batches: list[Batch]) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def metrics(self, scope: str) -> Mapping[str, Any]: ...
+
+    def reset(self, scope: str) -> None: ...
