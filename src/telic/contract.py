@@ -229,3 +229,21 @@ def loss_mean(values: Array, weights: Any, batch: Batch) -> Mean:
             "return one loss per example, Mean(total, mass), or a scalar"
         )
     return Mean.of(values, weights)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Result:
+    """What a step may return instead of the bare new state.
+
+    Attributes:
+      state: The new state.
+      outputs: Named values that metrics may read; never stored. None means the state itself is read.
+      accepted: bool scalar; metrics skip the batch where it is False. None means accepted.
+      mass: Mass of the batch in metrics that give one scalar per batch. None means its leading dimension.
+    """
+
+    state: Any
+    outputs: Any = None
+    accepted: Any = None
+    mass: Any = None

@@ -3,7 +3,7 @@
 The loop knows when things happen; whatever does them stands behind one of these protocols.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -121,17 +121,32 @@ class Agree(Protocol):
 
 
 class Driver(Protocol):
-    """Runs the compiled step. The loop decides when; the driver decides how."""
+    """Runs the compiled step over batches and keeps what it carries. The loop decides when, the driver how.
 
-    width: int
-    """The most iterations one dispatch may run."""
+    Attributes:
+      step_state: The state after the last batch; assigning it replaces what the next batch starts from.
+      metric_names: Names of the metrics carried.
+    """
 
-    def start(self, step_state: PyTree, batch: Batch) -> None: ...
+    step_state: PyTree
+    metric_names: tuple[str, ...]
 
-    def advance(self, batches: list[Batch]) -> None: ...
+    def advance(self, batch: Batch, *, epoch: int, iteration: int, fresh: bool) -> None:
+        """Run one batch; epoch and iteration name it in errors."""
+        ...
 
-    def flush(self) -> None: ...
+    def flush(self) -> None:
+        """Close a window that is not full."""
+        ...
 
-    def metrics(self, scope: str) -> Mapping[str, Any]: ...
+    def compute(self, scope: str) -> Callable[[], Mapping[str, Any]]:
+        """Give a function that computes and fetches the metrics accumulated in a scope."""
+        ...
 
-    def reset(self, scope: str) -> None: ...
+    def reset(self, scope: str) -> None:
+        """Empty a scope's accumulators."""
+        ...
+
+    def check(self, *, wait: bool) -> None:
+        """Raise when the step says the run must end; with `wait`, as of the last batch."""
+        ...

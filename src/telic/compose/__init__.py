@@ -1,0 +1,7 @@
+"""The composition root: where objective, step, loop, driver, data and handlers become one product."""
+
+from telic.compose.loops import Loop
+from telic.compose.names import eval_step, evaluator, train_step, trainer
+from telic.compose.trainers import Trainer
+
+__all__ = ["Loop", "Trainer", "eval_step", "evaluator", "train_step", "trainer"]

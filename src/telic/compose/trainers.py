@@ -1,0 +1,242 @@
+"""The trainer: an objective, an optimizer and a key, composed into steps, loops and runs."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+import optax
+
+from telic import optimizers, tree
+from telic import precision as precisions
+from telic.compose.loops import Loop
+from telic.contract import Objective
+from telic.data import as_validation
+from telic.driver import DriverOptions
+from telic.errors import ContractError
+from telic.evaluate import EvaluationPass, ObjectiveLoss
+from telic.loop import events as ev
+from telic.loop.filters import always, every
+from telic.loop.reducers import Reducer
+from telic.loop.state import LoopState
+from telic.placement import SingleDevice
+from telic.train.state import TrainState
+from telic.train.step import TrainStep
+from telic.types import Batch, Key
+
+
+class Trainer:
+    """Trains an objective. Constructing one computes nothing and opens nothing.
+
+    Args:
+      objective: What to optimise.
+      optimizer: An Optax transformation, or a name from `telic.optimizers`.
+      key: Seed, or a JAX PRNG key. Two trainers with equal keys give equal bits.
+      accumulate: Microbatches per update. The update is that of one big batch, for any masses.
+      microbatch: Rows per microbatch when each incoming batch is to be sliced instead.
+      trainable: Filter over names such as ``params/encoder/**``; every other parameter keeps its bits.
+      precision: Policy or its short form, such as "bfloat16".
+      loss_scale: None, "static", "dynamic" or a `telic.precision` loss scale.
+      nonfinite: "reject" skips an attempt with anything not finite, "raise" stops at the first, "allow" checks nothing.
+      max_rejected: Rejected attempts in a row that end the run with `NonFiniteError`.
+      keep_previous: Check the result of each commit too, and undo it whole; by default for states up to 16 MiB.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        optimizer: optax.GradientTransformation | str,
+        *,
+        key: int | Key,
+        accumulate: int = 1,
+        microbatch: int | None = None,
+        trainable: tree.PathFilter | None = None,
+        precision: Any = None,
+        loss_scale: Any = None,
+        nonfinite: Literal["reject", "raise", "allow"] = "reject",
+        max_rejected: int = 20,
+        keep_previous: bool | None = None,
+    ):
+        if not isinstance(objective, Objective):  # pyright: ignore[reportUnnecessaryIsInstance] users' input
+            raise TypeError(
+                f"Trainer takes an Objective, got {type(objective).__name__}; from a model and a loss make one with "
+                "telic.supervised(model, loss)"
+            )
+        _check_count("accumulate", accumulate)
+        _check_count("max_rejected", max_rejected)
+        if microbatch is not None:
+            _check_count("microbatch", microbatch)
+            if accumulate != 1:
+                raise ValueError(
+                    f"accumulate={accumulate} joins batches and microbatch={microbatch} slices them: give one"
+                )
+        if nonfinite not in ("reject", "raise", "allow"):
+            raise ValueError(f"nonfinite must be 'reject', 'raise' or 'allow', got {nonfinite!r}")
+        self.objective = objective
+        self.optimizer = optax.with_extra_args_support(optimizers.get(optimizer))
+        self.key = key if isinstance(key, jax.Array) else _as_key(key)
+        self.accumulate = accumulate
+        self.microbatch = microbatch
+        self.trainable = trainable
+        self.precision = precisions.policy(precision)
+        self.loss_scale = precisions.loss_scale(loss_scale)
+        self.nonfinite = nonfinite
+        self.max_rejected = max_rejected
+        self.keep_previous = keep_previous
+
+    # -- state and step ------------------------------------------------------------------------------------------
+
+    def train_step(self) -> TrainStep:
+        """Give the pure step: init, step, flush."""
+        return TrainStep(
+            self.objective,
+            self.optimizer,
+            self.key,
+            accumulate=self.accumulate,
+            microbatch=self.microbatch,
+            trainable=self.trainable,
+            policy=self.precision,
+            loss_scale=self.loss_scale,
+            nonfinite=self.nonfinite,
+            max_rejected=self.max_rejected,
+            keep_previous=self.keep_previous,
+            make_state=self._placed,
+        )
+
+    def initial_state(self, initializer: Callable[[Key], Any] | None = None, key: Key | None = None) -> TrainState:
+        """Build the state a run starts from: the one place where it is built.
+
+        Args:
+          initializer: ``key -> variables``; None uses the objective's.
+          key: Root key; None uses the trainer's.
+        """
+        step = self.train_step()
+        return step.initial_state(
+            self.objective.initializer if initializer is None else initializer, self.key if key is None else key
+        )
+
+    def place(self, example: Batch | None = None) -> TrainState:
+        """Build the state under jit, held arrays passed as arguments.
+
+        Args:
+          example: A batch whose shapes the objective learns; not needed when it knows them.
+        """
+        objective = self.objective if example is None else self.objective.bind(example)
+        state = self._placed(objective.initializer, self.key)
+        return state if example is None else self.train_step().open(state, example)
+
+    def _placed(self, initializer: Any, key: Key) -> TrainState:
+        return jax.jit(self.initial_state)(initializer, key)
+
+    # -- running -------------------------------------------------------------------------------------------------
+
+    def loop(
+        self,
+        *,
+        log: int = 50,
+        metrics: Sequence[Any] = (),
+        validate: Any = None,
+    ) -> Loop:
+        """Give a loop over this trainer's step.
+
+        Args:
+          log: Batches between log lines; 0 writes none.
+          metrics: Metrics to attach: names, Metrics or functions.
+          validate: Data to evaluate at each epoch's end.
+        """
+        made = Loop(self.train_step())
+        for metric in metrics:
+            made.metric(metric)
+        if isinstance(log, bool) or not isinstance(log, int) or log < 0:  # pyright: ignore[reportUnnecessaryIsInstance] users' input
+            raise ValueError(f"log is the number of batches between lines, 0 for none, got {log!r}")
+        if validate is not None:
+            made.validate(validate)
+        if log:
+            made.log(log)
+        return made
+
+    def fit(
+        self,
+        data: Any,
+        *,
+        steps: int | None = None,
+        epochs: int | None = None,
+        log_every: int = 50,
+        eval_every: int | Literal["epoch"] | None = None,
+        metrics: Sequence[Any] = (),
+        state: Any = None,
+    ) -> TrainState:
+        """Train and give the final state.
+
+        Args:
+          data: A Dataset, an iterable of batches, or a function ``(epoch) -> iterable``.
+          steps: Updates in all, of one continuous stream.
+          epochs: Epochs in all; 1 when neither is given.
+          log_every: Updates between log lines; 0 writes none.
+          eval_every: Updates between passes over the Dataset's `val`, or "epoch"; None evaluates nothing.
+          metrics: Metrics to attach.
+          state: A TrainState, LoopState or variables to start from; copied, never consumed.
+        """
+        made = self.loop(log=0, metrics=metrics)
+        if eval_every is not None:
+            event, chosen = _cadence(eval_every)
+            made.validate(data, event=event, filter=chosen)
+        if isinstance(log_every, bool) or not isinstance(log_every, int) or log_every < 0:  # pyright: ignore[reportUnnecessaryIsInstance] users' input
+            raise ValueError(f"log_every is the number of updates between lines, 0 for none, got {log_every!r}")
+        if log_every:
+            made.log(log_every * self.accumulate)
+        final: LoopState = made.run(data, steps=steps, epochs=epochs, state=state)
+        return final.step_state
+
+    def evaluate(
+        self,
+        data: Any,
+        *,
+        state: Any = None,
+        metrics: Sequence[Any] = (),
+        averaged: bool = False,
+        limit: int | None = None,
+    ) -> dict[str, Any]:
+        """Give the loss and metrics of some weights over data, every example once.
+
+        Args:
+          data: Batches that can be read again, or a Dataset, whose `val` is used.
+          state: A TrainState, LoopState or variables.
+          metrics: Metrics to compute beside the loss.
+          averaged: Use the averaged weights.
+          limit: Batches at most.
+        """
+        program = self.train_step().evaluation(averaged=averaged)
+        loop = Loop(program)
+        for metric in metrics:
+            loop.metric(metric)
+        given = state.step_state if isinstance(state, LoopState) else state
+        if given is None:
+            held = self.objective.held_variables()
+            if held is None:
+                raise ContractError("evaluate needs weights: pass state= (a TrainState, a LoopState or variables)")
+            given = self.objective.initializer(jax.random.key(0))
+        reducers = {"loss": Reducer("loss", ObjectiveLoss(self.objective)), **loop.reducers}
+        batches = as_validation(data, limit=limit)
+        return EvaluationPass(program, reducers, batches, SingleDevice(), DriverOptions(strict=False)).run(given)
+
+
+def _cadence(eval_every: Any) -> tuple[str, Any]:
+    if eval_every == "epoch":
+        return ev.EPOCH_COMPLETED, always
+    if isinstance(eval_every, bool) or not isinstance(eval_every, int) or eval_every < 1:
+        raise ValueError(f"eval_every is a positive number of updates, or 'epoch', got {eval_every!r}")
+    return ev.STEP_COMPLETED, every(eval_every)
+
+
+def _check_count(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number, got {value!r}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+def _as_key(key: Any) -> Key:
+    if isinstance(key, bool) or not isinstance(key, int):
+        raise TypeError(f"key must be a whole number or a JAX PRNG key, got {key!r}")
+    return jax.random.key(key)
+

@@ -1,0 +1,122 @@
+"""Passes over data that is not trained on: every example once, compiled once, the training state untouched."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from telic import tree
+from telic.contract import Objective
+from telic.driver import DriverOptions, StepDriver
+from telic.errors import DataError
+from telic.loop.ports import Placement, StepProgram
+from telic.loop.reducers import Reducer
+from telic.mean import Mean, wide
+from telic.train import statistics as statistic
+from telic.types import PyTree
+
+
+@dataclass(frozen=True)
+class ObjectiveLoss:
+    """Metric that pools an objective's statistics and reduces them once: the loss of all examples together.
+
+    Statistics that cannot be pooled (`Rows`) give the mean of the batches' values, weighted by their rows.
+    """
+
+    objective: Objective
+    name: str = "loss"
+    mode: Any = "min"
+    reads: Any = ("statistics", "batch")
+
+    def init(self, statistics: Any, batch: Any) -> PyTree:
+        """Give empty statistics."""
+        return statistic.zeros(jax.eval_shape(self._of, statistics, batch))
+
+    def update(self, acc: PyTree, statistics: Any, batch: Any, *, weights: Any = None) -> PyTree:
+        """Add one batch's statistics."""
+        del weights
+        return statistic.add(acc, self._of(statistics, batch))
+
+    def _of(self, statistics: Any, batch: Any) -> PyTree:
+        """Give what is pooled: the statistics, or the batch's value weighted by its rows."""
+        if not (statistic.has_rows(statistics) or statistic.is_scalar(statistics)):
+            return statistic.canonical(statistics)
+        value, has_data = self.objective.reduce_loss(statistics)
+        mass = jnp.where(has_data, wide(tree.leading_dimension(batch) or 1), 0)
+        return Mean(wide(value) * mass, mass)
+
+    def merge(self, a: PyTree, b: PyTree) -> PyTree:
+        """Add two sets of statistics."""
+        return statistic.add(a, b)
+
+    def compute(self, acc: PyTree) -> Any:
+        """Reduce the pooled statistics."""
+        match acc:
+            case Mean():
+                return acc.value()
+            case dict() if acc and all(isinstance(m, Mean) for m in acc.values()) and self._pools_terms:
+                return sum(m.value() for m in acc.values())
+            case _:
+                return self.objective.reduce_loss(acc)[0]
+
+    @property
+    def _pools_terms(self) -> bool:
+        return type(self.objective).reduce_loss is Objective.reduce_loss
+
+
+class EvaluationPass:
+    """One data set, one set of metrics, one compiled program, run as often as wanted.
+
+    Args:
+      program: An evaluation step.
+      reducers: Metrics by name.
+      batches: The whole data set, readable any number of times.
+      placement: Where batches live.
+      options: How to run; another batch shape is a second program, and strictness is kept.
+    """
+
+    def __init__(
+        self,
+        program: StepProgram,
+        reducers: Mapping[str, Reducer],
+        batches: Iterable[Any],
+        placement: Placement,
+        options: DriverOptions,
+    ):
+        self._program = program
+        self._reducers = reducers
+        self._batches = batches
+        self._placement = placement
+        self._options = options
+        self._driver: StepDriver | None = None
+
+    def run(self, given: Any) -> dict[str, Any]:
+        """Give the metrics of the whole data set for some weights.
+
+        Args:
+          given: What the program adopts: a TrainState or variables. Neither is changed or donated.
+        Raises:
+          DataError: There are no batches.
+        """
+        driver = self._driver
+        state: Any = None
+        for iteration, batch in enumerate(self._batches):
+            if iteration == 0:
+                program = self._program.bind(batch)
+                state = program.adopt(batch, given)
+                if driver is None:
+                    driver = StepDriver(program, self._reducers, self._placement, self._options, carries=False)
+                    driver.start(state, batch)
+                    self._driver = driver
+                else:
+                    driver.restart(state)
+            if driver is not None:
+                driver.advance(batch, epoch=0, iteration=iteration, fresh=False)
+        if state is None or driver is None:
+            raise DataError("the validation data had no batches; check its length, or leave validation out")
+        values = driver.compute("epoch")()
+        driver.restart(None)
+        return values
+

@@ -1,0 +1,351 @@
+"""The run: a nested reduction over epochs and batches that fires events.
+
+It knows when; the driver knows how. Everything that computes, places or stores stands behind a port.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from telic.errors import ContractError, DataError
+from telic.loop import events as ev
+from telic.loop.filters import Filter, Firing, always
+from telic.loop.ports import Agree, Driver, Position, Source, View
+from telic.loop.state import LoopState, Metrics
+from telic.loop.status import CONTINUE, HALT_EPOCH, HALT_LOOP, Status
+from telic.types import Batch
+
+Handler = Callable[[LoopState], Any]
+"""``(LoopState) -> None | status | LoopState | (status, LoopState)``."""
+
+_log = logging.getLogger("telic.loop")
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """A handler, the event it answers to, and the firings of it that count.
+
+    Attributes:
+      event: Name of the event.
+      handler: What runs.
+      filter: Which firings it answers to.
+      name: How errors call the handler.
+      late: Run after every handler of the firing that is not, whatever the order they were attached in.
+    """
+
+    event: str
+    handler: Handler
+    filter: Filter = always
+    name: str = ""
+    late: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All handlers of a loop, in the order they were attached."""
+
+    attachments: tuple[Attachment, ...] = ()
+
+    def of(self, event: str) -> tuple[Attachment, ...]:
+        """Give an event's handlers in the order they run."""
+        own = [a for a in self.attachments if a.event == event]
+        return tuple(sorted(own, key=lambda a: a.late))
+
+    def horizon(self, counts: ev.Counts, period: int, slot: int) -> int:
+        """Give how many iterations may run before the host is needed: at least 1.
+
+        Args:
+          counts: Firings so far.
+          period: Iterations per window.
+          slot: Iterations done in the open window.
+        """
+        ahead = 1 << 30
+        for a in self.attachments:
+            done, in_epoch = counts.total.get(a.event, 0), counts.epoch.get(a.event, 0)
+            if a.event not in (ev.ITERATION_STARTED, ev.ITERATION_COMPLETED, ev.STEP_COMPLETED):
+                continue
+            fires_at = a.filter.next_fire(done, in_epoch)
+            if fires_at is None:
+                continue
+            distance = fires_at - done
+            if a.event == ev.STEP_COMPLETED:
+                distance = distance * period - slot
+            elif a.event == ev.ITERATION_STARTED:
+                # The handler runs before its batch does: the group ends with the batch in front of it.
+                distance = distance - 1 if distance > 1 else 1
+            ahead = min(ahead, distance)
+        return max(1, ahead)
+
+
+@dataclass
+class Engine:
+    """One run of a loop.
+
+    Attributes:
+      plan: Handlers.
+      driver: Runs the compiled step.
+      source: Gives batches.
+      state: The state handlers see; changed in place.
+      period: Attempts per window.
+      clock: Monotonic seconds.
+      agree: One value for all processes.
+      pending: First batch and its position, read before the run to learn shapes.
+      debug: Log each event and what its handlers answered.
+    """
+
+    plan: Plan
+    driver: Driver
+    source: Source
+    state: LoopState
+    period: int
+    clock: Callable[[], float]
+    agree: Agree
+    pending: tuple[Batch, Position] | None = None
+    debug: bool = False
+    _slot: int = 0
+    _handlers: dict[str, tuple[Attachment, ...]] = field(default_factory=dict[str, tuple[Attachment, ...]])
+    _uses_last: bool = False
+
+    def __post_init__(self) -> None:
+        self._handlers = {event: self.plan.of(event) for event in ev.EVENTS}
+        self._uses_last = any(a.filter.uses_last for a in self.plan.attachments)
+
+    # -- the run -------------------------------------------------------------------------------------------------
+
+    def stream(self) -> Iterator[LoopState]:
+        """Run, giving the state after each epoch."""
+        state = self.state
+        state.status = None
+        try:
+            status = self._fire(ev.STARTED)
+            while status is CONTINUE and self._may_start_epoch():
+                status = self._epoch()
+                if status is not HALT_LOOP:
+                    state.epoch += 1
+                    state.iteration = 0
+                    status = CONTINUE
+                yield state
+            state.status = ev.COMPLETED if status is CONTINUE else ev.HALTED
+            self.driver.check(wait=True)
+        except KeyboardInterrupt:
+            state.status = ev.INTERRUPTED
+            state.step_state = self.driver.step_state
+            self._fire(ev.INTERRUPTED)
+            raise
+        state.step_state = self.driver.step_state
+        self._fire(state.status)
+
+    def _may_start_epoch(self) -> bool:
+        state = self.state
+        if state.max_steps is not None:
+            return state.steps < state.max_steps and state.epoch == 0
+        return state.max_epoch is None or state.epoch < state.max_epoch
+
+    def _epoch(self) -> Status:
+        """Run one epoch to its end or halt, and record it."""
+        state = self.state
+        state.counts.start_epoch()
+        state.metrics = Metrics()
+        began = self.clock()
+        if self.pending is None:
+            self.source.begin(state.epoch, continuous=state.max_steps is not None)
+        status = self._fire(ev.EPOCH_STARTED)
+        while status is CONTINUE and self._wants_more():
+            entry = self._read()
+            if entry is None:
+                break
+            status = self._iterate(*entry)
+        self._show_metrics()
+        if self._slot:
+            self.driver.flush()
+            self._slot = 0
+            status = max(status, self._fire(ev.STEP_COMPLETED))
+        self.driver.check(wait=True)
+        halted = status is not CONTINUE
+        if not halted:
+            answer = self._fire(ev.EPOCH_COMPLETED)
+            halted, status = answer is not CONTINUE, answer
+        if halted:
+            status = max(status, self._fire(ev.EPOCH_HALTED))
+        state.history[state.epoch] = dict(state.metrics)
+        state.times[state.epoch] = self.clock() - began
+        self.driver.reset("epoch")
+        return status
+
+    def _wants_more(self) -> bool:
+        state = self.state
+        if state.max_steps is not None and state.steps >= state.max_steps:
+            return False
+        return state.max_iteration is None or state.iteration < state.max_iteration
+
+    def _read(self) -> tuple[Batch, Position] | None:
+        """Give the next batch of the epoch, or None at its end."""
+        if self.pending is not None:
+            entry, self.pending = self.pending, None
+            return entry
+        state = self.state
+        try:
+            return self.source.next(View(self.driver.step_state, state.epoch, state.iteration))
+        except StopIteration:
+            return None
+
+    def _iterate(self, batch: Batch, position: Position) -> Status:
+        """Run one batch with its events."""
+        state = self.state
+        is_last = self._uses_last and self._is_last()
+        status = self._fire(ev.ITERATION_STARTED, is_last=is_last)
+        if status is not CONTINUE:
+            return status
+        self.driver.advance(batch, epoch=state.epoch, iteration=state.iteration, fresh=self.source.fresh)
+        state.total_iterations += 1
+        state.position = position
+        self._slot = (self._slot + 1) % self.period
+        if self._handlers[ev.ITERATION_COMPLETED] or self._handlers[ev.STEP_COMPLETED]:
+            self._show_metrics()
+        status = self._fire(ev.ITERATION_COMPLETED, is_last=is_last)
+        if self._slot == 0:
+            last_step = is_last or (state.max_steps is not None and state.steps + 1 == state.max_steps)
+            status = max(status, self._fire(ev.STEP_COMPLETED, is_last=last_step))
+        state.iteration += 1
+        self.driver.check(wait=False)
+        return status
+
+    def _is_last(self) -> bool:
+        """Whether the batch in hand is the last of the run, as far as can be known."""
+        state = self.state
+        if state.max_steps is not None:
+            return self._slot + 1 == self.period and state.steps + 1 == state.max_steps
+        if state.max_epoch is None or state.epoch + 1 < state.max_epoch:
+            return False
+        if state.max_iteration is not None and state.iteration + 1 >= state.max_iteration:
+            return True
+        if self.pending is None and self.source.read_ahead:
+            self.pending = self._read()
+        return self.pending is None and self.source.read_ahead
+
+    def _show_metrics(self) -> None:
+        added = self.state.metrics.added
+        self.state.metrics = Metrics(self.driver.compute("epoch"), self.driver.metric_names)
+        self.state.metrics.added = added
+
+    # -- events --------------------------------------------------------------------------------------------------
+
+    def _fire(self, event: str, *, is_last: bool | None = None) -> Status:
+        """Count a firing and run its handlers in order; give the severest answer."""
+        state = self.state
+        state.counts.add(event)
+        handlers = self._handlers[event]
+        if not handlers:
+            return CONTINUE
+        if is_last is None:
+            is_last = event not in (ev.EPOCH_STARTED, ev.EPOCH_COMPLETED, ev.EPOCH_HALTED) or (
+                state.max_steps is not None or (state.max_epoch is not None and state.epoch + 1 >= state.max_epoch)
+            )
+        firing = Firing(
+            count=state.counts.total[event],
+            epoch_count=state.counts.epoch[event],
+            is_last=is_last,
+            state=state,
+            seconds=self.agree(self.clock()),
+            event=event,
+        )
+        status = CONTINUE
+        before = state.step_state = self.driver.step_state
+        for attachment in handlers:
+            if attachment.filter.fires(firing):
+                answer = self._call(attachment)
+                status = max(status, answer)
+                if self.debug:
+                    _log.info("%s #%d: %s answered %s", event, firing.count, attachment.name, answer.name)
+        if self.debug and event not in (ev.ITERATION_STARTED, ev.ITERATION_COMPLETED):
+            _log.info("%s #%d at epoch %d, iteration %d", event, firing.count, state.epoch, state.iteration)
+        if state.step_state is not before:
+            self.driver.step_state = state.step_state
+        return self.agree(status)
+
+    def _call(self, attachment: Attachment) -> Status:
+        """Run a handler and take in its answer.
+
+        Raises:
+          ContractError: The answer is none of the allowed forms; handler and event are named.
+        """
+        state = self.state
+        try:
+            answer = attachment.handler(state)
+        except Exception as error:
+            error.add_note(
+                f"raised by handler {attachment.name} at event {attachment.event!r}, epoch {state.epoch}, "
+                f"iteration {state.iteration}"
+            )
+            if "deleted" in str(error):
+                error.add_note(
+                    "A LoopState is borrowed until its handler returns: its arrays are given to the next step. "
+                    "Keep a copy with state.keep()."
+                )
+            raise
+        match answer:
+            case None:
+                return CONTINUE
+            case Status():
+                return answer
+            case LoopState():
+                self._take(answer)
+                return CONTINUE
+            case (Status() as status, LoopState() as new):
+                self._take(new)
+                return status
+            case _:
+                raise ContractError(
+                    f"handler {attachment.name} at event {attachment.event!r} must return None, a status "
+                    f"(telic.CONTINUE, HALT_EPOCH, HALT_LOOP), a LoopState or (status, LoopState), got {answer!r}"
+                )
+
+    def _take(self, new: LoopState) -> None:
+        """Copy a handler's new state into the one everybody holds."""
+        if new is self.state:
+            return
+        for name in new.__dataclass_fields__:
+            setattr(self.state, name, getattr(new, name))
+
+
+def check_totals(epochs: int | None, steps: int | None, iterations: int | None) -> None:
+    """Check a run's limits.
+
+    Raises:
+      TypeError: One is no whole number.
+      ValueError: One is negative, or two contradict each other.
+    """
+    for name, value in (("epochs", epochs), ("steps", steps), ("iterations", iterations)):
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int):  # pyright: ignore[reportUnnecessaryIsInstance] users' input
+            raise TypeError(f"{name} must be a whole number, got {value!r}")
+        if value < (1 if name == "iterations" else 0):
+            least = "at least 1 (None means no limit)" if name == "iterations" else "0 or more"
+            raise ValueError(f"{name} must be {least}, got {value}")
+    if epochs is not None and steps is not None:
+        raise ValueError(f"give epochs= or steps=, not both: got epochs={epochs} and steps={steps}")
+    if steps is not None and iterations is not None:
+        raise ValueError(
+            f"iterations= limits the batches of an epoch and steps= the updates of the run: got {iterations} and "
+            f"{steps}; give one"
+        )
+
+
+def empty_epoch(epoch: int) -> DataError:
+    """Build the error for an epoch without batches."""
+    return DataError(f"epoch {epoch} had no batches; pass a list, a Dataset, or a function of the epoch that has some")
+
+
+__all__: Sequence[str] = [
+    "CONTINUE",
+    "HALT_EPOCH",
+    "HALT_LOOP",
+    "Attachment",
+    "Engine",
+    "Handler",
+    "Plan",
+    "check_totals",
+    "empty_epoch",
+]

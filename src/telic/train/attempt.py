@@ -1,0 +1,230 @@
+"""One attempt: differentiate the loss of a microbatch and say, leaf by leaf, whether everything is finite."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from telic import tree
+from telic.contract import Aux, Objective, Step, call_loss
+from telic.errors import ContractError
+from telic.mean import Mean, Terms, wide
+from telic.precision import LossScale, Policy
+from telic.train.statistics import canonical
+from telic.types import Array, Batch, PyTree, Variables
+
+RESERVED_METRICS = frozenset({"loss", "gradient_norm", "learning_rate", "rejected", "updates"})
+"""Names the trainer reports itself; an objective's metrics may not take them."""
+
+CHECKS = ("loss", "statistics", "Aux.variables", "Aux.effects", "Aux.qk_stats", "optimizer result")
+"""Values checked beside the gradient's leaves, in the order of `Rejections.finite`."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Attempt:
+    """What one microbatch gave, before anything is decided.
+
+    Attributes:
+      value: Loss of the microbatch alone, at least float32 scalar.
+      has_data: Whether it has mass.
+      statistics: What the objective returned.
+      aux: What it reported beside.
+      gradient: Gradient of the differentiated scalar, trainable leaves only, at least float32.
+      finite: Flags in the order of `checked_names`, without the last of `CHECKS`, which a commit fills.
+    """
+
+    value: Array
+    has_data: Array
+    statistics: PyTree
+    aux: Aux
+    gradient: PyTree
+    finite: Array
+
+
+def checked_names(trained: PyTree) -> tuple[str, ...]:
+    """Give the names of everything an attempt checks, for a tree of trainable parameters."""
+    return (*CHECKS, *(f"gradient of params/{name}" for name in tree.leaf_names(trained)))
+
+
+Seed = Callable[[Objective, PyTree], tuple[Array, Array]]
+"""From statistics to (the scalar to differentiate, whether there is data)."""
+
+
+def make_attempt(
+    objective: Objective,
+    variables: Variables,
+    trained: PyTree,
+    batch: Batch,
+    step: Step,
+    *,
+    policy: Policy,
+    loss_scale: LossScale,
+    seed: Seed | None,
+) -> Attempt:
+    """Differentiate one microbatch with respect to the trainable leaves.
+
+    Args:
+      objective: What to optimise.
+      variables: The whole tree.
+      trained: ``variables["params"]`` with None at each leaf that is not trained.
+      batch: The microbatch.
+      step: The moment, with this attempt's key.
+      policy: Dtypes to compute in.
+      loss_scale: Multiplies the differentiated scalar and divides the gradient.
+      seed: Chooses the scalar to differentiate; None runs forward only and gives no gradient.
+    """
+
+    def run(trained: PyTree) -> tuple[Array, Any]:
+        view = {**variables, "params": tree.combine(variables["params"], trained)}
+        statistics, aux = call_loss(objective, cast_variables(policy, view), cast_batch(policy, batch), step)
+        aux = check_aux(objective, aux, variables)
+        value, has_data = (seed or local_value)(objective, statistics)
+        if jnp.ndim(value) != 0:
+            raise ContractError(
+                f"{type(objective).__name__}: the loss of a batch must be a scalar, got shape {jnp.shape(value)}; "
+                "return Mean(total=losses.sum(), mass=losses.size), or the array of per-example losses itself"
+            )
+        value = wide(value)
+        return loss_scale.scale(value), (value, has_data, statistics, aux)
+
+    if seed is None:
+        _, (value, has_data, statistics, aux) = run(trained)
+        gradient: PyTree = None
+        leaves = [jnp.asarray(True) for _ in jax.tree.leaves(trained)]
+    else:
+        gradient, (value, has_data, statistics, aux) = jax.grad(run, has_aux=True)(trained)
+        gradient = loss_scale.unscale(gradient)
+        leaves = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient)]
+    flags = [
+        jnp.isfinite(value),
+        tree.all_finite(statistics),
+        tree.all_finite(aux.variables),
+        tree.all_finite(aux.effects),
+        tree.all_finite(aux.qk_stats),
+        jnp.asarray(True),
+        *leaves,
+    ]
+    return Attempt(value, jnp.asarray(has_data), statistics, aux, gradient, jnp.stack(flags))
+
+
+def local_value(objective: Objective, statistics: PyTree) -> tuple[Array, Array]:
+    """Seed that differentiates the loss of the microbatch alone."""
+    return objective.reduce_loss(statistics)
+
+
+def planned_value(masses: PyTree) -> Seed:
+    """Give the seed of one-pass `Terms`: each total over its mass in the whole window."""
+
+    def seed(objective: Objective, statistics: PyTree) -> tuple[Array, Array]:
+        del objective
+        own = canonical(statistics)
+        parts = []
+        for name, mean in own.items():
+            mass = jax.lax.stop_gradient(masses[name])
+            parts.append(jnp.where(mass > 0, mean.total / jnp.where(mass > 0, mass, 1), 0))
+        has_data = jnp.stack([mean.has_data() for mean in own.values()]).any()
+        return sum(parts[1:], start=parts[0]), has_data
+
+    return seed
+
+
+def check_aux(objective: Objective, aux: Aux, variables: Variables) -> Aux:
+    """Check what a loss reported beside its statistics, and give it in the state's dtypes.
+
+    Raises:
+      ContractError: ``params`` or an unknown collection in `Aux.variables`, another structure or shape, a metric with
+        a reserved name or that is no scalar.
+    """
+    who = type(objective).__name__
+    for name, value in aux.metrics.items():
+        if name in RESERVED_METRICS:
+            raise ContractError(
+                f"{who}: Aux.metrics[{name!r}] takes a name the trainer reports itself; choose another "
+                f"(reserved: {', '.join(sorted(RESERVED_METRICS))})"
+            )
+        if not isinstance(value, Mean) and jnp.ndim(value) != 0:
+            raise ContractError(
+                f"{who}: Aux.metrics[{name!r}] must be a scalar or a Mean, got shape {jnp.shape(value)}; "
+                "reduce it with .mean(), or put it in Aux.outputs and attach a metric that reads it"
+            )
+    if aux.variables is None:
+        return aux
+    given = check_collections(f"{who}: Aux.variables", aux.variables, variables)
+    return Aux(aux.metrics, given, aux.effects, aux.qk_stats, aux.outputs)
+
+
+def check_collections(what: str, given: Mapping[str, Any], variables: Variables) -> dict[str, Any]:
+    """Check replacement collections against the state's, and cast them to its dtypes."""
+    if not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] users' input
+        raise ContractError(f"{what} must map collections to trees, got {type(given).__name__}")
+    out: dict[str, Any] = {}
+    for name, new in given.items():
+        if name == "params":
+            raise ContractError(
+                f"{what} may not hold 'params': parameters change through the optimizer. Return only the other "
+                "collections, such as 'batch_stats'"
+            )
+        if name not in variables:
+            raise ContractError(
+                f"{what} holds the collection {name!r}, which the state lacks (it has "
+                f"{', '.join(sorted(variables))}); return it from init too"
+            )
+        out[name] = _matched(f"{what}[{name!r}]", tree.as_plain(new), variables[name])
+    return out
+
+
+def _matched(what: str, new: Any, old: Any) -> Any:
+    if jax.tree.structure(new) != jax.tree.structure(old):
+        before, after = set(tree.leaf_names(old)), set(tree.leaf_names(new))
+        raise ContractError(
+            f"{what} must have the state's structure; missing: {sorted(before - after) or 'nothing'}, "
+            f"unknown: {sorted(after - before) or 'nothing'}. Return the whole collection"
+        )
+    for name, (a, b) in zip(
+        tree.leaf_names(new), zip(jax.tree.leaves(new), jax.tree.leaves(old), strict=True), strict=True
+    ):
+        if jnp.shape(a) != jnp.shape(b):
+            raise ContractError(f"{what}/{name} must have shape {jnp.shape(b)}, got {jnp.shape(a)}")
+    return jax.tree.map(lambda a, b: jnp.asarray(a, jnp.result_type(b)), new, old)
+
+
+def cast_variables(policy: Policy, variables: Variables) -> Variables:
+    """Cast the parameters to the computing dtype; layer state keeps its own."""
+    if policy.compute is None:
+        return variables
+    return {**variables, "params": policy.cast_compute(variables["params"])}
+
+
+_EXACT_FIELDS = frozenset({"targets", "weights"})
+
+
+def cast_batch(policy: Policy, batch: Batch) -> Batch:
+    """Cast a batch's floating-point fields to the computing dtype; targets and weights stay exact."""
+    if policy.compute is None:
+        return batch
+    match batch:
+        case Mapping():
+            return {k: v if k in _EXACT_FIELDS else policy.cast_compute(v) for k, v in batch.items()}
+        case (inputs, *exact):
+            return (policy.cast_compute(inputs), *exact)
+        case _:
+            return policy.cast_compute(batch)
+
+
+def outputs_of(value: Array, statistics: PyTree, aux: Aux, policy: Policy) -> dict[str, Any]:
+    """Give what metrics may read of one batch; everything unread is dead code in a compiled program."""
+    metrics = dict(aux.metrics)
+    if isinstance(statistics, Terms):
+        for name, mean in statistics.means().items():
+            if name in metrics or name in RESERVED_METRICS:
+                raise ContractError(f"a term named {name!r} and a metric of that name: rename one")
+            metrics[name] = mean
+    return {
+        "loss": value,
+        "statistics": statistics,
+        "metrics": metrics,
+        **policy.cast_output(dict(aux.outputs)),
+    }
