@@ -247,3 +247,8 @@ class Result:
     outputs: Any = None
     accepted: Any = None
     mass: Any = None
+
+
+def as_result(value: Any) -> Result:
+    """Give what a step returned as a `Result`."""
+    return value if isinstance(value, Result) else Result(value)

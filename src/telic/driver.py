@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from telic import tree
+from telic.contract import as_result
 from telic.errors import CaptureError, CaptureWarning, ContractError, ShapeError
-from telic.loop.ports import Placement, StepProgram
-from telic.loop.reducers import Reducer, as_result, reported
+from telic.loop.ports import Placement, Reducer, Reported, StepProgram
 from telic.types import Batch, PyTree
 
 LARGE_CONSTANT_BYTES = 2**20
@@ -54,6 +54,11 @@ class DriverOptions:
     listener: Listener | None = None
 
 
+def build_state(build: Callable[..., PyTree], *arguments: Any) -> PyTree:
+    """Build a state in one compiled program, its arguments (held arrays among them) passed as data."""
+    return jax.jit(build)(*arguments)
+
+
 class StepDriver:
     """Runs one step program over batches, with the metrics of a loop.
 
@@ -63,6 +68,7 @@ class StepDriver:
       placement: Where batches live.
       options: How to run.
       scopes: Sets of accumulators, each emptied on its own: "epoch", and "interval" where somebody logs intervals.
+      reported: Gives reducers for what the step reports by itself.
       carries: Whether the step's state changes: False in evaluation, whose state is neither donated nor returned.
     """
 
@@ -75,6 +81,7 @@ class StepDriver:
         *,
         scopes: tuple[str, ...] = ("epoch",),
         carries: bool = True,
+        reported: Reported | None = None,
     ):
         self._program = program
         self._asked = dict(reducers)
@@ -82,6 +89,7 @@ class StepDriver:
         self._options = options
         self._scopes = scopes
         self._carries = carries
+        self._reported = reported
         self._reducers: dict[str, Reducer] = {}
         self._state: PyTree = None
         self._accumulators: dict[str, PyTree] = {}
@@ -130,7 +138,8 @@ class StepDriver:
         if self._carries:
             step_state = self._settle(step_state, result.state, shapes)
             result = jax.eval_shape(lambda s, b: as_result(self._call(s, b, 0)), _structs(step_state), shapes)
-        self._reducers = {**self._asked, **reported(result, self._asked)}
+        found = {} if self._reported is None else self._reported(result, self._asked)
+        self._reducers = {**self._asked, **found}
         self._empty = {name: r.init(result, shapes) for name, r in self._reducers.items()}
         self._accumulators = {"index": jnp.zeros((), jnp.int32)}
         for scope in self._scopes:
@@ -223,7 +232,8 @@ class StepDriver:
         """Give a first state in the dtypes the step produces, where Python scalars left them open."""
         _check_structure(state, after)
         weak = {
-            name for name, leaf in tree.named_leaves(state).items()
+            name
+            for name, leaf in tree.named_leaves(state).items()
             if not tree.is_array(leaf) or getattr(leaf, "weak_type", False)
         }
 
@@ -265,7 +275,9 @@ class StepDriver:
             len(self._signatures) == 1
             and signature[0] == first[0]
             and all(
-                new[1] == old[1] and new[0][1:] == old[0][1:] and len(new[0]) == len(old[0]) > 0
+                new[1] == old[1]
+                and new[0][1:] == old[0][1:]
+                and len(new[0]) == len(old[0]) > 0
                 and new[0][0] < old[0][0]
                 for new, old in zip(signature[1], first[1], strict=True)
             )
@@ -278,9 +290,7 @@ class StepDriver:
             "and pay a compilation for each shape"
         )
         if signature[0] != first[0]:
-            raise ShapeError(
-                f"{where} has another structure: expected {first[0]}, got {signature[0]}. {remedy}"
-            )
+            raise ShapeError(f"{where} has another structure: expected {first[0]}, got {signature[0]}. {remedy}")
         names = tree.leaf_names(batch) or ["batch"]
         for name, new, old in zip(names, signature[1], first[1], strict=True):
             if new != old:

@@ -100,7 +100,9 @@ def averaged(variables: PyTree, average: PyTree | None) -> PyTree | None:
     if average is None:
         return None
     cast = jax.tree.map(
-        lambda live, mean: None if mean is None else mean.astype(live.dtype), variables, average,
+        lambda live, mean: None if mean is None else mean.astype(live.dtype),
+        variables,
+        average,
         is_leaf=lambda x: x is None,
     )
     return tree.combine(variables, cast)

@@ -33,9 +33,7 @@ class NonFiniteError(TelicError, RuntimeError):
       state: The training state at the stop. Its parameters are finite.
     """
 
-    def __init__(
-        self, message: str, *, leaves: tuple[str, ...] = (), attempt: int = -1, state: object = None
-    ):
+    def __init__(self, message: str, *, leaves: tuple[str, ...] = (), attempt: int = -1, state: object = None):
         super().__init__(message)
         self.leaves = leaves
         self.attempt = attempt

@@ -1,18 +1,16 @@
 """Passes over data that is not trained on: every example once, compiled once, the training state untouched."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 
 from telic import tree
 from telic.contract import Objective
-from telic.driver import DriverOptions, StepDriver
 from telic.errors import DataError
-from telic.loop.ports import Placement, StepProgram
-from telic.loop.reducers import Reducer
+from telic.loop.ports import Driver, StepProgram
 from telic.mean import Mean, wide
 from telic.train import statistics as statistic
 from telic.types import PyTree
@@ -66,31 +64,37 @@ class ObjectiveLoss:
         return type(self.objective).reduce_loss is Objective.reduce_loss
 
 
+class EvaluationDriver(Driver, Protocol):
+    """A driver whose state does not change and can be exchanged."""
+
+    def start(self, step_state: PyTree, batch: Any) -> None:
+        """Trace the step and build empty accumulators."""
+        ...
+
+    def restart(self, step_state: PyTree) -> None:
+        """Start over with another state of the same shapes."""
+        ...
+
+
 class EvaluationPass:
     """One data set, one set of metrics, one compiled program, run as often as wanted.
 
     Args:
       program: An evaluation step.
-      reducers: Metrics by name.
       batches: The whole data set, readable any number of times.
-      placement: Where batches live.
-      options: How to run; another batch shape is a second program, and strictness is kept.
+      make_driver: Gives a driver for the bound program; called once.
     """
 
     def __init__(
         self,
         program: StepProgram,
-        reducers: Mapping[str, Reducer],
         batches: Iterable[Any],
-        placement: Placement,
-        options: DriverOptions,
+        make_driver: Callable[[StepProgram], EvaluationDriver],
     ):
         self._program = program
-        self._reducers = reducers
         self._batches = batches
-        self._placement = placement
-        self._options = options
-        self._driver: StepDriver | None = None
+        self._make_driver = make_driver
+        self._driver: EvaluationDriver | None = None
 
     def run(self, given: Any) -> dict[str, Any]:
         """Give the metrics of the whole data set for some weights.
@@ -107,7 +111,7 @@ class EvaluationPass:
                 program = self._program.bind(batch)
                 state = program.adopt(batch, given)
                 if driver is None:
-                    driver = StepDriver(program, self._reducers, self._placement, self._options, carries=False)
+                    driver = self._make_driver(program)
                     driver.start(state, batch)
                     self._driver = driver
                 else:
@@ -119,4 +123,3 @@ class EvaluationPass:
         values = driver.compute("epoch")()
         driver.restart(None)
         return values
-

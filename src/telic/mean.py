@@ -109,9 +109,7 @@ class Terms:
             raise ContractError(f"Terms takes {{name: (weight, Mean)}}, got {self.terms!r}")
         for name, term in self.terms.items():
             if not (isinstance(term, tuple) and len(term) == 2):  # pyright: ignore[reportUnnecessaryIsInstance, reportUnnecessaryComparison] users' input
-                raise ContractError(
-                    f"Terms[{name!r}] must be (weight, Mean), got {type(term).__name__}"
-                )
+                raise ContractError(f"Terms[{name!r}] must be (weight, Mean), got {type(term).__name__}")
 
     def value(self) -> Array:
         """Give Σ weight · total / mass; a term without mass counts 0."""

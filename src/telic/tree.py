@@ -111,13 +111,10 @@ def paths(*patterns: str) -> Paths:
     for pattern in patterns:
         if not isinstance(pattern, str):  # pyright: ignore[reportUnnecessaryIsInstance] users' input
             raise TypeError(
-                f"a path filter is made of globs such as 'params/**', got {pattern!r} "
-                f"({type(pattern).__name__})"
+                f"a path filter is made of globs such as 'params/**', got {pattern!r} ({type(pattern).__name__})"
             )
     compiled = [_compile_glob(p) for p in patterns]
-    return Paths(
-        lambda name: any(c.match(name) for c in compiled), " | ".join(map(repr, patterns)), patterns
-    )
+    return Paths(lambda name: any(c.match(name) for c in compiled), " | ".join(map(repr, patterns)), patterns)
 
 
 def as_filter(filter: PathFilter) -> Paths:
@@ -132,9 +129,7 @@ def as_filter(filter: PathFilter) -> Paths:
         case _ if callable(filter):
             return Paths(filter, getattr(filter, "__name__", repr(filter)))
         case _:
-            raise TypeError(
-                f"a path filter is a glob, a list of globs or a function of a name, got {filter!r}"
-            )
+            raise TypeError(f"a path filter is a glob, a list of globs or a function of a name, got {filter!r}")
 
 
 def mask(tree: PyTree, filter: PathFilter) -> PyTree:

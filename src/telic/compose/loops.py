@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from telic import losses
+from telic import losses, tree
 from telic import metrics as metric_table
-from telic import tree
 from telic.contract import Objective
 from telic.data import as_source, as_validation
 from telic.display.lines import MessageLog, MetricLog, Stream
@@ -20,7 +19,7 @@ from telic.loop import events as ev
 from telic.loop.engine import Attachment, Engine, Handler, Plan, check_totals
 from telic.loop.filters import Filter, always, as_filter, every
 from telic.loop.ports import Placement, StepProgram, View
-from telic.loop.reducers import RESERVED, Reducer
+from telic.loop.reducers import RESERVED, Reducer, reported
 from telic.loop.state import LoopState
 from telic.metrics.base import Metric
 from telic.objectives import as_objective
@@ -391,7 +390,12 @@ class Loop:
         merged = {**self._driver_options.get("compiler_options", {}), **(compiler_options or {})}
         options = DriverOptions(jit=jit, strict=strict, compiler_options=merged, listener=self._listener)
         return StepDriver(
-            program, _bound(self._metrics, program), self._placement, options, carries=not isinstance(program, EvalStep)
+            program,
+            _bound(self._metrics, program),
+            self._placement,
+            options,
+            carries=not isinstance(program, EvalStep),
+            reported=reported,
         )
 
 
@@ -410,12 +414,22 @@ class _Validation:
             # The metrics are those of the loop when it first validates: all that were attached before the run.
             reducers = dict(self.loop._metrics)
             objective = getattr(self.program, "objective", None)
-            if objective is not None and "loss" not in reducers:
+            if objective is not None and "loss" not in reducers and getattr(objective, "has_loss", True):
                 reducers["loss"] = Reducer("loss", ObjectiveLoss(objective))
-            options = DriverOptions(strict=False)
-            self._pass = EvaluationPass(self.program, reducers, self.batches, self.loop._placement, options)
+            self._pass = evaluation_pass(self.program, reducers, self.batches, self.loop._placement)
         values = self._pass.run(state.step_state)
         state.metrics.add({self.prefix + name: value for name, value in values.items()})
+
+
+def evaluation_pass(
+    program: StepProgram, reducers: Mapping[str, Reducer], batches: Iterable[Any], placement: Placement
+) -> EvaluationPass:
+    """Give an evaluation of a data set; each batch shape of it is one program."""
+
+    def make_driver(bound: StepProgram) -> StepDriver:
+        return StepDriver(bound, reducers, placement, DriverOptions(strict=False), carries=False, reported=reported)
+
+    return EvaluationPass(program, batches, make_driver)
 
 
 def _as_program(step: Any, init: Callable[[Any], Any] | None) -> StepProgram:
@@ -462,4 +476,3 @@ def _cursor(previous: LoopState | None, epochs: int | None, steps: int | None, i
     cursor.max_steps = steps
     cursor.max_iteration = iterations
     return cursor
-

@@ -37,9 +37,7 @@ def train_step(model: Any, loss: Any, optimizer: Any, *, key: int | Key = 0, **o
     return _trainer(model, loss, optimizer, key, options).train_step()
 
 
-def trainer(
-    model: Any, loss: Any, optimizer: Any, *, key: int | Key = 0, log: int = 50, **options: Any
-) -> Loop:
+def trainer(model: Any, loss: Any, optimizer: Any, *, key: int | Key = 0, log: int = 50, **options: Any) -> Loop:
     """Give a loop that trains a model: ``trainer(model, "mean_squared_error", "adam").run(data, epochs=5)``.
 
     Args:

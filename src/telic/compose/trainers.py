@@ -8,12 +8,12 @@ import optax
 
 from telic import optimizers, tree
 from telic import precision as precisions
-from telic.compose.loops import Loop
+from telic.compose.loops import Loop, evaluation_pass
 from telic.contract import Objective
 from telic.data import as_validation
-from telic.driver import DriverOptions
+from telic.driver import build_state
 from telic.errors import ContractError
-from telic.evaluate import EvaluationPass, ObjectiveLoss
+from telic.evaluate import ObjectiveLoss
 from telic.loop import events as ev
 from telic.loop.filters import always, every
 from telic.loop.reducers import Reducer
@@ -125,7 +125,7 @@ class Trainer:
         return state if example is None else self.train_step().open(state, example)
 
     def _placed(self, initializer: Any, key: Key) -> TrainState:
-        return jax.jit(self.initial_state)(initializer, key)
+        return build_state(self.initial_state, initializer, key)
 
     # -- running -------------------------------------------------------------------------------------------------
 
@@ -217,7 +217,7 @@ class Trainer:
             given = self.objective.initializer(jax.random.key(0))
         reducers = {"loss": Reducer("loss", ObjectiveLoss(self.objective)), **loop.reducers}
         batches = as_validation(data, limit=limit)
-        return EvaluationPass(program, reducers, batches, SingleDevice(), DriverOptions(strict=False)).run(given)
+        return evaluation_pass(program, reducers, batches, SingleDevice()).run(given)
 
 
 def _cadence(eval_every: Any) -> tuple[str, Any]:
@@ -239,4 +239,3 @@ def _as_key(key: Any) -> Key:
     if isinstance(key, bool) or not isinstance(key, int):
         raise TypeError(f"key must be a whole number or a JAX PRNG key, got {key!r}")
     return jax.random.key(key)
-

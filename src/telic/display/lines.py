@@ -7,7 +7,7 @@ from typing import Any, Protocol, TextIO
 
 import numpy as np
 
-from telic.loop.state import LoopState
+from telic.loop.ports import State
 
 
 class Stream(Protocol):
@@ -47,12 +47,12 @@ class MessageLog:
     A message function that fails is warned of once, and training goes on.
     """
 
-    def __init__(self, message: Callable[[LoopState], Any], stream: Stream | None = None):
+    def __init__(self, message: Callable[[State], Any], stream: Stream | None = None):
         self._message = message
         self._stream = stream
         self._warned = False
 
-    def __call__(self, state: LoopState) -> None:
+    def __call__(self, state: State) -> None:
         """Write one message."""
         try:
             text = str(self._message(state))
@@ -77,12 +77,12 @@ class MetricLog:
         self._stream = stream
         self._pending: tuple[int, int, Callable[[], dict[str, Any]]] | None = None
 
-    def on_iteration(self, state: LoopState) -> None:
+    def on_iteration(self, state: State) -> None:
         """Note this moment, and write the one before."""
         self._write()
         self._pending = (state.epoch, state.iteration, state.metrics.later())
 
-    def on_epoch_end(self, state: LoopState) -> None:
+    def on_epoch_end(self, state: State) -> None:
         """Write the whole epoch."""
         noted = self._pending
         if noted is not None and (noted[0], noted[1] + 1) != (state.epoch, state.iteration):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+from telic.contract import Result
 from telic.types import Batch, PyTree
 
 Position: TypeAlias = Any
@@ -118,6 +119,55 @@ class Agree(Protocol):
     """One value for all processes: process 0's. The identity on one process."""
 
     def __call__(self, value: Any) -> Any: ...
+
+
+class Reducer(Protocol):
+    """A metric under its name in one loop: pure, and traced into the step's program."""
+
+    def init(self, result: Result, batch: Batch) -> PyTree:
+        """Give the empty accumulator for results and batches of these shapes."""
+        ...
+
+    def update(self, accumulator: PyTree, result: Result, batch: Batch) -> PyTree:
+        """Fold one batch's result into the accumulator."""
+        ...
+
+    def compute(self, accumulator: PyTree) -> Any:
+        """Give the metric's value."""
+        ...
+
+
+class Reported(Protocol):
+    """Gives reducers for the metrics a step reports by itself."""
+
+    def __call__(self, result: Result, taken: Mapping[str, Any]) -> Mapping[str, Reducer]: ...
+
+
+class State(Protocol):
+    """What a handler sees of a run: the part of `LoopState` that handlers of this package rely on."""
+
+    step_state: Any
+    epoch: int
+    max_epoch: int | None
+    iteration: int
+    max_iteration: int | None
+    total_iterations: int
+    max_steps: int | None
+    metrics: Any
+    history: dict[int, dict[str, Any]]
+    times: dict[int, float]
+    handler_state: dict[str, Any]
+    status: str | None
+
+    @property
+    def event_counts(self) -> dict[str, int]:
+        """Firings by event over the run."""
+        ...
+
+    @property
+    def steps(self) -> int:
+        """Windows closed over the run."""
+        ...
 
 
 class Driver(Protocol):

@@ -121,11 +121,4 @@ def reported(result: Result, taken: Mapping[str, Any]) -> dict[str, Reducer]:
     outputs = result.outputs
     if not isinstance(outputs, Mapping) or not isinstance(outputs.get("metrics"), Mapping):
         return {}
-    return {
-        name: Reducer(name, _Reported(name)) for name in outputs["metrics"] if name not in taken
-    }
-
-
-def as_result(value: Any) -> Result:
-    """Give what a step returned as a `Result`."""
-    return value if isinstance(value, Result) else Result(value)
+    return {name: Reducer(name, _Reported(name)) for name in outputs["metrics"] if name not in taken}

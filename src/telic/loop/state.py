@@ -50,9 +50,7 @@ class Metrics(Mapping[str, Any]):
             values = self._read()
             if name in values:
                 return values[name]
-        raise KeyError(
-            f"no metric {name!r}.{closest(name, self)} This loop has: {', '.join(self) or 'none'}"
-        )
+        raise KeyError(f"no metric {name!r}.{closest(name, self)} This loop has: {', '.join(self) or 'none'}")
 
     def __iter__(self) -> Iterator[str]:
         yield from self._names

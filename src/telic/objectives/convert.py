@@ -7,7 +7,7 @@ from typing import Any
 
 from telic import losses
 from telic.contract import Objective, is_marked
-from telic.objectives.supervised import FunctionObjective, Supervised
+from telic.objectives.from_model import FunctionObjective, Supervised
 
 _FORMS = (
     "a loss is (targets, prediction), an objective function is (forward, variables, inputs, targets) -> (loss, output), "
@@ -30,9 +30,7 @@ def as_objective(x: Any, model: Any = None) -> Objective:
     return supervised(model, x)
 
 
-def supervised(
-    model: Any, loss: Any, *, variables: Any = None, frozen: Mapping[str, Any] | None = None
-) -> Objective:
+def supervised(model: Any, loss: Any, *, variables: Any = None, frozen: Mapping[str, Any] | None = None) -> Objective:
     """Build an objective from a model and a loss.
 
     Args:

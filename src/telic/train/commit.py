@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from telic import ema, tree
+from telic import tree
 from telic.contract import Objective
 from telic.train.attempt import check_collections
 from telic.train.state import TrainState

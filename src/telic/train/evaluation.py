@@ -89,9 +89,7 @@ class EvalStep:
                 return EvalState.of(given)
             case _:
                 shown = sorted(map(str, given)) if isinstance(given, Mapping) else type(given).__name__
-                raise TypeError(
-                    f"state= takes variables {{'params': ...}}, a TrainState or a LoopState, got {shown}"
-                )
+                raise TypeError(f"state= takes variables {{'params': ...}}, a TrainState or a LoopState, got {shown}")
 
     def step(self, state: EvalState | Variables, batch: Batch, index: Any = 0) -> Result:
         """Give the outputs of one batch; `index` counts batches and drives the key of objectives that draw."""

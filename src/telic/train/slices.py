@@ -53,9 +53,7 @@ def joined(outputs: Any, accepted: Array, tail: Any, size: int, rest: int) -> tu
 
     is_statistic = lambda x: isinstance(x, Mean | Terms)  # noqa: E731
     lasts = jax.tree.map(lambda _: None, outputs, is_leaf=is_statistic) if tail is None else tail[0]
-    pooled = jax.tree.map(
-        lambda s, t: pool(s, t), outputs, lasts, is_leaf=lambda x: is_statistic(x) or x is None
-    )
+    pooled = jax.tree.map(lambda s, t: pool(s, t), outputs, lasts, is_leaf=lambda x: is_statistic(x) or x is None)
     weights = jnp.repeat(flags[: accepted.shape[0]], size, total_repeat_length=accepted.shape[0] * size)
     if tail is not None:
         weights = jnp.concatenate([weights, jnp.repeat(flags[-1:], rest, total_repeat_length=rest)])

@@ -369,9 +369,7 @@ class TrainStep:
 
         slots = state.window.stored[0][0]
         example = jax.tree.map(lambda x: x[0], slots)
-        original = jax.eval_shape(
-            lambda s, e: self._attempt(s, e.batch, None).statistics, state, example
-        )
+        original = jax.eval_shape(lambda s, e: self._attempt(s, e.batch, None).statistics, state, example)
         return windows.replayed_gradient(
             state.window,
             trained,
@@ -445,9 +443,7 @@ class TrainStep:
         is_open = (window.slot > 0) & ~state.rejections.stopped
         if window.gradient is None and window.statistics is None:
             # Rows concatenate, so that each length of a short window is a branch of its own.
-            branches = [lambda s: s] + [
-                lambda s, n=n: self._close(s, count=n) for n in range(1, self.accumulate)
-            ]
+            branches = [lambda s: s] + [lambda s, n=n: self._close(s, count=n) for n in range(1, self.accumulate)]
             return jax.lax.switch(jnp.where(is_open, window.slot, 0), branches, state)
         return jax.lax.cond(is_open, self._close, lambda s: s, state)
 

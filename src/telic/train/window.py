@@ -71,7 +71,9 @@ def _zero() -> Array:
 
 def _observed(shapes: Attempt) -> dict[str, Any]:
     return {
-        "effects": _zeros(jax.tree.map(lambda e: jax.ShapeDtypeStruct(e.shape, _sum_dtype(e.dtype)), shapes.aux.effects)),
+        "effects": _zeros(
+            jax.tree.map(lambda e: jax.ShapeDtypeStruct(e.shape, _sum_dtype(e.dtype)), shapes.aux.effects)
+        ),
         "qk_stats": jax.tree.map(lambda q: jnp.full(q.shape, -jnp.inf, q.dtype), shapes.aux.qk_stats),
     }
 
@@ -82,7 +84,9 @@ def _sum_dtype(dtype: Any) -> Any:
 
 def shared(shapes: Attempt, gradient: PyTree) -> Window:
     """Give an empty window for losses with one denominator."""
-    return Window(_zero(), _zeros(gradient), _zeros(jax.eval_shape(statistic.canonical, shapes.statistics)), **_observed(shapes))
+    return Window(
+        _zero(), _zeros(gradient), _zeros(jax.eval_shape(statistic.canonical, shapes.statistics)), **_observed(shapes)
+    )
 
 
 def planned(shapes: Attempt, gradient: PyTree, collections: Mapping[str, Any], microbatches: Array) -> Window:
@@ -147,8 +151,15 @@ def add(window: Window, attempt: Attempt, accepted: Array) -> Window:
 
 
 def store(
-    window: Window, attempt: Attempt, accepted: Array, *, batch: Batch, variables: Mapping[str, Any], index: Array,
-    step: Array, accumulate: int,
+    window: Window,
+    attempt: Attempt,
+    accepted: Array,
+    *,
+    batch: Batch,
+    variables: Mapping[str, Any],
+    index: Array,
+    step: Array,
+    accumulate: int,
 ) -> Window:
     """Store a microbatch to be replayed, and add its statistics."""
     groups, start = window.stored

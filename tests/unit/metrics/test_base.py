@@ -130,7 +130,7 @@ def test_a_metric_can_be_renamed():
 
 
 def test_one_metric_serves_two_uses():
-    """Catches state on the metric object: updating one accumulator must not move another (ignite #2158, keras #22617)."""
+    """Catches state on the metric object: one accumulator must not move another (ignite #2158, keras #22617)."""
     metric = metrics.mean(reads="loss")
     first = metric.update(metric.init(jnp.float32(0)), jnp.float32(4))
     second = metric.update(metric.init(jnp.float32(0)), jnp.float32(2))

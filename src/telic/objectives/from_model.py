@@ -41,9 +41,7 @@ class ModelObjective(Objective):
         """Give this objective with the shapes of a first batch's inputs."""
         fields = supervised_fields(example, needs_targets=False)
         bound = copy.copy(self)
-        bound._inputs = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.asarray(x).dtype), fields.inputs
-        )
+        bound._inputs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.asarray(x).dtype), fields.inputs)
         return bound
 
     def held_variables(self) -> Any:
@@ -156,6 +154,11 @@ class Supervised(ModelObjective):
     ):
         super().__init__(model, variables=variables, frozen=frozen)
         self._loss = loss
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether there is a loss to report: an evaluator may do without."""
+        return self._loss is not None
 
     def loss(self, variables: Variables, batch: Batch, step: Step) -> Any:
         """Run the model once and compare its prediction with the targets."""
