@@ -176,7 +176,51 @@ def mean_loss(mean: Mean) -> tuple[Array, Array]:
 def scalar_loss(objective: Objective, variables: Variables, batch: Batch, step: Step) -> tuple[Array, Aux]:
     """Give (loss, aux) of one batch, to differentiate directly."""
     statistics, aux = call_loss(objective, variables, batch, step)
-    return objective.reduce_loss(statistics)[0], aux
+    return reduce_statistics(objective, statistics)[0], aux
+
+
+def owns_statistics(objective: Objective) -> bool:
+    """Say whether an objective reduces its statistics itself."""
+    return type(objective).reduce_loss is not Objective.reduce_loss
+
+
+def summable(statistics: PyTree) -> PyTree:
+    """Give an objective's own statistics in dtypes that add up: floats in at least float32, booleans as counts."""
+
+    def one(leaf: Any) -> Array:
+        leaf = jnp.asarray(leaf)
+        if leaf.dtype == jnp.bool_:
+            return leaf.astype(jnp.int32)
+        return wide(leaf) if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf
+
+    return jax.tree.map(one, statistics)
+
+
+def reduce_statistics(objective: Objective, statistics: PyTree) -> tuple[Array, Array]:
+    """Give (value, has_data) of statistics: a scalar of at least float32, and whether there is mass.
+
+    Raises:
+      ContractError: The objective has no `reduce_loss` for them, or the value is no scalar.
+    """
+    who = type(objective).__name__
+    if not owns_statistics(objective):
+        value, has_data = objective.reduce_loss(statistics)
+    else:
+        answer: Any = objective.reduce_loss(summable(statistics))
+        match answer:
+            case (value, has_data):
+                pass
+            case _:
+                raise ContractError(
+                    f"{who}.reduce_loss must return (value, has_data), got {type(answer).__name__}; has_data says "
+                    "whether there is anything to learn from, such as mass > 0"
+                )
+    if jnp.ndim(value) != 0:
+        raise ContractError(
+            f"{who}: the loss of a batch must be a scalar, got shape {jnp.shape(value)}; return "
+            "Mean(total=losses.sum(), mass=losses.size), or the array of per-example losses itself"
+        )
+    return wide(value), jnp.asarray(has_data)
 
 
 def call_loss(objective: Objective, variables: Variables, batch: Batch, step: Step) -> tuple[PyTree, Aux]:
@@ -205,7 +249,12 @@ def call_loss(objective: Objective, variables: Variables, batch: Batch, step: St
 
 def _as_statistics(objective: Objective, statistics: Any, batch: Batch) -> PyTree:
     """Turn a bare array of per-example losses into a Mean; leave everything else as it is."""
-    owns = type(objective).reduce_loss is not Objective.reduce_loss
+    owns = owns_statistics(objective)
+    if owns and isinstance(statistics, Terms):
+        raise ContractError(
+            f"{type(objective).__name__}.loss returned Terms, which reduce themselves, and reduce_loss is overridden: "
+            "leave reduce_loss out, or return a mapping of totals and masses of your own"
+        )
     is_bare = jax.tree.structure(statistics) == jax.tree.structure(0.0)
     if owns or not is_bare or jnp.ndim(statistics) == 0:
         return statistics

@@ -3,10 +3,11 @@
 The only place that jits training and evaluation.
 """
 
+import functools
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,6 +23,21 @@ from telic.types import Batch, PyTree
 
 LARGE_CONSTANT_BYTES = 2**20
 """A constant in the program above this size is warned about."""
+
+GROUP_BYTES = 4 * 2**20
+"""Host memory of the batches of one dispatch, at most."""
+
+MAX_WIDTH = 32
+"""Iterations of one dispatch, at most."""
+
+GROUP_SECONDS = 0.05
+"""A dispatch is kept about this short, so that a handler, a signal or an error is never far."""
+
+_IN_FLIGHT = 3
+"""Dispatches that may wait for the device before the host waits for the first of them: bounds memory."""
+
+_REGION_ANALYSIS = "xla_cpu_copy_insertion_use_region_analysis"
+"""XLA option that saves the copies which keeping old state beside new costs inside a loop, on the CPU."""
 
 _HEALTH_EVERY = 16
 """Iterations between looks at the step's health; each look is at values that are already there."""
@@ -44,12 +60,14 @@ class DriverOptions:
     Attributes:
       jit: Compile the step. Without it every operation runs by itself, which is for debugging only.
       strict: Allow one batch shape and one smaller last batch; a third shape raises.
+      fuse: Run several iterations in one dispatch where no handler needs the host between them. The bits are the same.
       compiler_options: Handed to XLA.
       listener: Is told of compilations.
     """
 
     jit: bool = True
     strict: bool = True
+    fuse: bool = True
     compiler_options: Mapping[str, Any] | None = None
     listener: Listener | None = None
 
@@ -98,16 +116,25 @@ class StepDriver:
         self._signatures: list[Signature] = []
         self._generation = 0
         self._since_check = 0
+        self._width = 1
+        self._loops = False
+        self._pace: float | None = None
+        self._dispatched = 0.0
+        self._in_flight: deque[Any] = deque()
         self._step: Callable[..., Any] = self._body
         self._flush: Callable[..., Any] = program.flush
         self._compute: Callable[..., Any] = self._values
+        self._plan: Callable[..., Any] = getattr(program, "window_of", _no_plan)
         if options.jit:
-            donated = (0, 1) if carries else (1,)
-            self._step = jax.jit(
-                self._body, donate_argnums=donated, compiler_options=dict(options.compiler_options or {}) or None
-            )
+            self._plan = jax.jit(self._plan)
             self._flush = jax.jit(program.flush, donate_argnums=0)
             self._compute = jax.jit(self._values)
+
+    def _compile_options(self, *, loops: bool) -> dict[str, Any] | None:
+        chosen = dict(self._options.compiler_options or {})
+        if loops and jax.default_backend() == "cpu" and _knows_option(_REGION_ANALYSIS):
+            chosen.setdefault(_REGION_ANALYSIS, True)
+        return chosen or None
 
     # -- what the loop sees --------------------------------------------------------------------------------------
 
@@ -147,6 +174,41 @@ class StepDriver:
         if accumulators is not None:
             self._accumulators |= accumulators
         self._state = step_state
+        if self._options.jit:
+            self._choose_program(step_state, batch, shapes)
+
+    def _choose_program(self, step_state: PyTree, batch: Batch, shapes: PyTree) -> None:
+        """Choose one program for the run, from what the step is made of and never from the clock.
+
+        A loop over several batches, with a trip count that is data: one executable for every length, so that how
+        iterations are grouped never changes a bit. Convolution gradients are the exception: XLA runs them about four
+        times slower inside a loop on the CPU, so such a step runs straight-line, one batch at a time.
+        """
+        donated = (0, 1) if self._carries else (1,)
+        traced = jax.make_jaxpr(self._body)(_structs(step_state), self._accumulators, shapes)
+        check_constants(traced, self._program)
+        convolves = jax.default_backend() == "cpu" and _uses_convolution(traced)
+        self._loops = self._carries and not convolves
+        if not self._loops:
+            options = self._compile_options(loops=False)
+            self._step = jax.jit(self._body, donate_argnums=donated, compiler_options=options)
+            return
+        self._step = jax.jit(self._group, donate_argnums=donated, compiler_options=self._compile_options(loops=True))
+        size = sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
+        self._width = max(1, min(MAX_WIDTH, GROUP_BYTES // max(1, size)))
+
+    @property
+    def width(self) -> int:
+        """Iterations the next dispatch may run, at most."""
+        if not self._loops or not self._options.fuse:
+            return 1
+        if self._pace is None:
+            return 1
+        return max(1, min(self._width, int(GROUP_SECONDS / max(self._pace, 1e-9))))
+
+    def stacks(self, first: Batch, other: Batch) -> bool:
+        """Say whether two batches have one shape, so that one dispatch may run both."""
+        return _signature(first) == _signature(other)
 
     def restart(self, step_state: PyTree) -> None:
         """Start over with another state of the same shapes: accumulators are emptied, programs are kept."""
@@ -155,19 +217,57 @@ class StepDriver:
         for scope in self._scopes:
             self.reset(scope)
 
-    def advance(self, batch: Batch, *, epoch: int, iteration: int, fresh: bool) -> None:
-        """Run one batch."""
-        signature = _signature(batch)
-        if signature not in self._signatures:
-            self._new_shape(batch, signature, epoch, iteration)
-        batch = self._placement.put(batch, fresh=fresh)
+    def advance(
+        self, batches: Sequence[Batch], *, epoch: int, iteration: int, fresh: bool, window: Any = None
+    ) -> None:
+        """Run batches of one shape in one dispatch."""
+        signature = _signature(batches[0])
+        is_new = signature not in self._signatures
+        if is_new:
+            self._admit(batches[0], signature, epoch, iteration)
+        arguments: tuple[Any, ...]
+        if self._loops:
+            # The smaller last batch has a program of width 1: there is only one of it.
+            room = self._width if signature == self._signatures[0] else 1
+            arguments = (self._placement.put(_stacked(batches, room), fresh=True), np.int32(len(batches)), window)
+        else:
+            arguments = (self._placement.put(batches[0], fresh=fresh), window)
+        if is_new:
+            self._compile(arguments)
         self._generation += 1
-        state, self._accumulators, health = self._step(self._state, self._accumulators, batch)
+        state, self._accumulators, health, ticket = self._step(self._state, self._accumulators, *arguments)
         if self._carries:
             self._state = state
         if health is not None:
             self._health.append(health)
-            self._since_check += 1
+            self._since_check += len(batches)
+        if self._loops:
+            self._keep_pace(ticket, len(batches), is_new)
+
+    def _keep_pace(self, ticket: Any, count: int, is_new: bool) -> None:
+        """Wait for a dispatch some way back, and measure how long an iteration takes in the steady state.
+
+        The measure chooses only how many iterations the next dispatch runs, which does not change bits. The first
+        dispatch after the compilation is waited for, so that a slow step is known to be slow before it is grouped.
+        """
+        if is_new:
+            jax.block_until_ready(ticket)
+            self._dispatched = time.perf_counter()
+            return
+        self._in_flight.append(ticket)
+        if self._pace is not None and len(self._in_flight) <= _IN_FLIGHT:
+            self._dispatched = time.perf_counter()
+            return
+        jax.block_until_ready(self._in_flight.popleft())
+        now = time.perf_counter()
+        seconds = (now - self._dispatched) / count
+        self._pace = seconds if self._pace is None else 0.7 * self._pace + 0.3 * seconds
+        self._dispatched = now
+
+    def plan(self, batches: Sequence[Batch]) -> Any:
+        """Give what the step plans for a window of these batches."""
+        placed = [self._placement.put(batch, fresh=False) for batch in batches]
+        return self._plan(self._state, placed)
 
     def flush(self) -> None:
         """Close a window that is not full."""
@@ -199,13 +299,38 @@ class StepDriver:
 
     # -- the program ---------------------------------------------------------------------------------------------
 
-    def _call(self, state: PyTree, batch: Batch, index: Any) -> Any:
-        return self._program.step(state, batch) if self._carries else self._program.step(state, batch, index)
+    def _call(self, state: PyTree, batch: Batch, index: Any, window: Any = None) -> Any:
+        if not self._carries:
+            return self._program.step(state, batch, index)
+        return self._program.step(state, batch) if window is None else self._program.step(state, batch, window)
 
-    def _body(self, state: PyTree, accumulators: Mapping[str, PyTree], batch: Batch) -> tuple[Any, Any, Any]:
-        """Step and metrics of one batch: what is compiled."""
+    def _group(
+        self, state: PyTree, accumulators: Mapping[str, PyTree], batches: Batch, count: Any, window: Any = None
+    ) -> tuple[Any, Any, Any, Any]:
+        """Run the first `count` of stacked batches: what is compiled where the step may stand in a loop."""
+
+        def one(i: Any, carry: Any) -> Any:
+            state, accumulators, _ = carry
+            batch = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), batches)
+            return self._one(state, accumulators, batch, window)
+
+        start = (state, dict(accumulators), self._program.health(state))
+        state, accumulators, health = jax.lax.fori_loop(0, count, one, start)
+        return state, accumulators, health, accumulators["index"] + 0
+
+    def _body(
+        self, state: PyTree, accumulators: Mapping[str, PyTree], batch: Batch, window: Any = None
+    ) -> tuple[Any, Any, Any, Any]:
+        """Run one batch by itself: what is compiled where the step must not stand in a loop."""
+        state, accumulators, health = self._one(state, accumulators, batch, window)
+        return state, accumulators, health, accumulators["index"] + 0
+
+    def _one(
+        self, state: PyTree, accumulators: Mapping[str, PyTree], batch: Batch, window: Any
+    ) -> tuple[Any, Any, Any]:
+        """Step and metrics of one batch."""
         index = accumulators["index"]
-        result = as_result(self._call(state, batch, index))
+        result = as_result(self._call(state, batch, index, window))
         after: dict[str, Any] = {"index": index + 1}
         for scope in self._scopes:
             old = accumulators[scope]
@@ -245,22 +370,23 @@ class StepDriver:
         _check_same(state, again, "the step")
         return state
 
-    def _new_shape(self, batch: Batch, signature: Signature, epoch: int, iteration: int) -> None:
-        """Admit a batch shape, or say why not; compile its program and announce it."""
+    def _admit(self, batch: Batch, signature: Signature, epoch: int, iteration: int) -> None:
+        """Admit a batch shape, or say why not."""
         if self._signatures and self._options.strict:
             self._refuse_or_admit(batch, signature, epoch, iteration)
-        listener = self._options.listener
-        what = "the step" if not self._signatures else "the smaller last batch"
         self._signatures.append(signature)
+
+    def _compile(self, arguments: tuple[Any, ...]) -> None:
+        """Compile the program for a new batch shape, and announce it."""
         if not self._options.jit:
             return
+        listener = self._options.listener
+        what = "the step" if len(self._signatures) == 1 else "the smaller last batch"
         began = time.perf_counter()
         if listener is not None:
             listener.compiling(what)
-        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._canonical(batch))
-        traced = self._step.trace(self._state, self._accumulators, shapes)  # pyright: ignore[reportFunctionMemberAccess]
-        check_constants(traced.jaxpr, self._program)
-        traced.lower().compile()
+        step: Any = self._step
+        step.lower(self._state, self._accumulators, *arguments).compile()
         if listener is not None:
             listener.compiled(what, time.perf_counter() - began)
 
@@ -381,6 +507,61 @@ def _constants(closed: Any) -> list[Any]:
         elif isinstance(item, tuple | list):
             todo += list(item)
     return found
+
+
+def _no_plan(state: PyTree, batches: Sequence[Batch]) -> None:
+    """Plan nothing: most steps need no more than the batch in hand."""
+
+
+def _stacked(batches: Sequence[Batch], room: int) -> Batch:
+    """Give batches stacked along a first dimension of `room`, in memory of their own.
+
+    Rows past the last batch are never read.
+    """
+
+    def stack(*leaves: Any) -> Any:
+        if isinstance(leaves[0], jax.Array):
+            padded = [*leaves, *[leaves[0]] * (room - len(leaves))]
+            return jnp.stack(padded)
+        out = np.empty((room, *np.shape(leaves[0])), np.asarray(leaves[0]).dtype)
+        for i, leaf in enumerate(leaves):
+            out[i] = leaf
+        return out
+
+    return jax.tree.map(stack, *batches)
+
+
+def _uses_convolution(closed: Any) -> bool:
+    """Say whether a traced program, sub-programs included, holds a convolution."""
+    return any(eqn.primitive.name == "conv_general_dilated" for eqn in _equations(closed))
+
+
+def _equations(closed: Any) -> Iterator[Any]:
+    seen: set[int] = set()
+    todo: list[Any] = [closed]
+    while todo:
+        item = todo.pop()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        if isinstance(item, jax.extend.core.ClosedJaxpr):
+            todo.append(item.jaxpr)
+        elif isinstance(item, jax.extend.core.Jaxpr):
+            for eqn in item.eqns:
+                yield eqn
+                todo += list(eqn.params.values())
+        elif isinstance(item, tuple | list):
+            todo += list(item)
+
+
+@functools.cache
+def _knows_option(name: str) -> bool:
+    """Say whether this XLA knows a compile option."""
+    try:
+        jax.jit(lambda x: x, compiler_options={name: True}).lower(jnp.zeros(())).compile()
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
 
 
 def _structs(state: PyTree) -> PyTree:

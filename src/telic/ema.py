@@ -46,7 +46,13 @@ class EMASpec:
             chosen, _ = tree.partition(variables, self.select)
         else:
             chosen = trainable
-        return jax.tree.map(self._stored, chosen)
+        average = jax.tree.map(self._stored, chosen)
+        if not jax.tree.leaves(average):
+            raise ValueError(
+                f"EMASpec.select={self.select!r} selects no floating-point leaf, so there is nothing to average; select "
+                "some, or leave select out to average the trainable parameters"
+            )
+        return average
 
     def _stored(self, leaf: Any) -> Any:
         if not tree.is_float(leaf):
@@ -81,7 +87,7 @@ def _move(old: Array, new: Array, decay: Any, key: Key) -> Array:
     mixed = old.astype(work) * d + new.astype(work) * (1 - d)
     stored = mixed.astype(old.dtype) if old.dtype == work else _round_stochastically(mixed, old.dtype, key)
     # On bits, not by value: at decay 1 the average stays exactly as it was, NaN payloads included.
-    return jax.lax.select(jnp.broadcast_to(d >= 1, old.shape), old, stored)
+    return tree.select(d < 1, stored, old)
 
 
 def _round_stochastically(x: Array, dtype: Any, key: Key) -> Array:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from telic import tree
-from telic.contract import Objective
+from telic.contract import Objective, owns_statistics, reduce_statistics
 from telic.errors import DataError
 from telic.loop.ports import Driver, StepProgram
 from telic.mean import Mean, wide
@@ -38,12 +38,12 @@ class ObjectiveLoss:
         return statistic.add(acc, self._of(statistics, batch))
 
     def _of(self, statistics: Any, batch: Any) -> PyTree:
-        """Give what is pooled: the statistics, or the batch's value weighted by its rows."""
+        """Give what is pooled: (statistics, None), or (None, the batch's value weighted by its rows)."""
         if not (statistic.has_rows(statistics) or statistic.is_scalar(statistics)):
-            return statistic.canonical(statistics)
-        value, has_data = self.objective.reduce_loss(statistics)
+            return statistic.canonical(statistics, own=owns_statistics(self.objective)), None
+        value, has_data = reduce_statistics(self.objective, statistics)
         mass = jnp.where(has_data, wide(tree.leading_dimension(batch) or 1), 0)
-        return Mean(wide(value) * mass, mass)
+        return None, Mean(value * mass, mass)
 
     def merge(self, a: PyTree, b: PyTree) -> PyTree:
         """Add two sets of statistics."""
@@ -51,17 +51,8 @@ class ObjectiveLoss:
 
     def compute(self, acc: PyTree) -> Any:
         """Reduce the pooled statistics."""
-        match acc:
-            case Mean():
-                return acc.value()
-            case dict() if acc and all(isinstance(m, Mean) for m in acc.values()) and self._pools_terms:
-                return sum(m.value() for m in acc.values())
-            case _:
-                return self.objective.reduce_loss(acc)[0]
-
-    @property
-    def _pools_terms(self) -> bool:
-        return type(self.objective).reduce_loss is Objective.reduce_loss
+        pooled, by_rows = acc
+        return statistic.reduce(self.objective, pooled)[0] if by_rows is None else by_rows.value()
 
 
 class EvaluationDriver(Driver, Protocol):
@@ -117,7 +108,7 @@ class EvaluationPass:
                 else:
                     driver.restart(state)
             if driver is not None:
-                driver.advance(batch, epoch=0, iteration=iteration, fresh=False)
+                driver.advance([batch], epoch=0, iteration=iteration, fresh=False)
         if state is None or driver is None:
             raise DataError("the validation data had no batches; check its length, or leave validation out")
         values = driver.compute("epoch")()

@@ -110,6 +110,11 @@ class Terms:
         for name, term in self.terms.items():
             if not (isinstance(term, tuple) and len(term) == 2):  # pyright: ignore[reportUnnecessaryIsInstance, reportUnnecessaryComparison] users' input
                 raise ContractError(f"Terms[{name!r}] must be (weight, Mean), got {type(term).__name__}")
+            if not isinstance(term[1], Mean):  # pyright: ignore[reportUnnecessaryIsInstance] users' input
+                raise ContractError(
+                    f"Terms[{name!r}] must be (weight, Mean), got a {type(term[1]).__name__} in place of the Mean; "
+                    "write (weight, Mean(total, mass)), or Mean.of(losses) for per-example losses"
+                )
 
     def value(self) -> Array:
         """Give Σ weight · total / mass; a term without mass counts 0."""

@@ -257,6 +257,11 @@ def select(condition: Array, new: PyTree, old: PyTree) -> PyTree:
 def _select(condition: Array, new: Any, old: Any) -> Any:
     if new is old:
         return old
+    if jnp.issubdtype(old.dtype, jnp.floating) and old.dtype.itemsize < 4:
+        # XLA may select narrow floats in float32, which rewrites the payload of a NaN: select their bits instead.
+        bits = jnp.dtype(f"uint{8 * old.dtype.itemsize}")
+        cast = jax.lax.bitcast_convert_type
+        return cast(jax.lax.select(condition, cast(new, bits), cast(old, bits)), old.dtype)
     return jax.lax.select(condition, new, old)
 
 

@@ -3,6 +3,7 @@
 import copy as copying
 import inspect
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -242,6 +243,18 @@ class Loop:
             return model
         return EvalStep(model if isinstance(model, Objective) else as_objective(None, model), averaged=averaged)
 
+    def drive(self, *, fuse: bool = True, compiler_options: Mapping[str, Any] | None = None) -> "Loop":
+        """Say how the driver runs this loop.
+
+        Args:
+          fuse: Run several iterations in one dispatch where no handler needs the host between them. What is computed
+            is the same to the bit.
+          compiler_options: Handed to XLA.
+        """
+        self._check_idle()
+        self._driver_options = {"fuse": bool(fuse), "compiler_options": dict(compiler_options or {})}
+        return self
+
     def from_state(self, state: LoopState) -> "Loop":
         """Continue from a state that an earlier run returned. `epochs=` and `steps=` of `run` are totals."""
         self._check_idle()
@@ -375,7 +388,8 @@ class Loop:
                 period=program.period,
                 clock=time.monotonic,
                 agree=one_process,
-                pending=first,
+                ahead=deque([first]),
+                plans=getattr(program, "plans", False),
                 debug=debug,
             )
             yield from engine.stream()
@@ -388,7 +402,8 @@ class Loop:
         self, program: StepProgram, *, strict: bool, jit: bool, compiler_options: Mapping[str, Any] | None
     ) -> StepDriver:
         merged = {**self._driver_options.get("compiler_options", {}), **(compiler_options or {})}
-        options = DriverOptions(jit=jit, strict=strict, compiler_options=merged, listener=self._listener)
+        fuse = self._driver_options.get("fuse", True)
+        options = DriverOptions(jit=jit, strict=strict, fuse=fuse, compiler_options=merged, listener=self._listener)
         return StepDriver(
             program,
             _bound(self._metrics, program),

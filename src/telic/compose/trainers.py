@@ -1,6 +1,6 @@
 """The trainer: an objective, an optimizer and a key, composed into steps, loops and runs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -135,6 +135,8 @@ class Trainer:
         log: int = 50,
         metrics: Sequence[Any] = (),
         validate: Any = None,
+        fuse: bool = True,
+        compiler_options: Mapping[str, Any] | None = None,
     ) -> Loop:
         """Give a loop over this trainer's step.
 
@@ -142,8 +144,10 @@ class Trainer:
           log: Batches between log lines; 0 writes none.
           metrics: Metrics to attach: names, Metrics or functions.
           validate: Data to evaluate at each epoch's end.
+          fuse: Run several iterations in one dispatch where no handler needs the host; the bits are the same.
+          compiler_options: Handed to XLA.
         """
-        made = Loop(self.train_step())
+        made = Loop(self.train_step()).drive(fuse=fuse, compiler_options=compiler_options)
         for metric in metrics:
             made.metric(metric)
         if isinstance(log, bool) or not isinstance(log, int) or log < 0:  # pyright: ignore[reportUnnecessaryIsInstance] users' input

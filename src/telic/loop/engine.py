@@ -3,7 +3,9 @@
 It knows when; the driver knows how. Everything that computes, places or stores stands behind a port.
 """
 
+import itertools
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,6 +57,8 @@ class Plan:
     def horizon(self, counts: ev.Counts, period: int, slot: int) -> int:
         """Give how many iterations may run before the host is needed: at least 1.
 
+        It is asked after the first of them has started.
+
         Args:
           counts: Firings so far.
           period: Iterations per window.
@@ -62,18 +66,17 @@ class Plan:
         """
         ahead = 1 << 30
         for a in self.attachments:
-            done, in_epoch = counts.total.get(a.event, 0), counts.epoch.get(a.event, 0)
             if a.event not in (ev.ITERATION_STARTED, ev.ITERATION_COMPLETED, ev.STEP_COMPLETED):
                 continue
-            fires_at = a.filter.next_fire(done, in_epoch)
+            done = counts.total[a.event]
+            fires_at = a.filter.next_fire(done, counts.epoch[a.event])
             if fires_at is None:
                 continue
             distance = fires_at - done
             if a.event == ev.STEP_COMPLETED:
                 distance = distance * period - slot
-            elif a.event == ev.ITERATION_STARTED:
-                # The handler runs before its batch does: the group ends with the batch in front of it.
-                distance = distance - 1 if distance > 1 else 1
+            # A handler of a start runs before its batch does, so the group ends with the batch in front of it: since
+            # the first batch of the group has started already, that is `distance` batches.
             ahead = min(ahead, distance)
         return max(1, ahead)
 
@@ -90,7 +93,10 @@ class Engine:
       period: Attempts per window.
       clock: Monotonic seconds.
       agree: One value for all processes.
-      pending: First batch and its position, read before the run to learn shapes.
+      ahead: Batches read and not used yet, with their positions; at the start, the one read to learn shapes.
+      plans: The step wants to see all batches of a window before the first of them runs.
+      leftover: What becomes of batches read ahead when an epoch is halted: "drop" where each epoch reads the data from
+        its beginning, "return" where the source goes back to the last batch used, "keep" where it cannot.
       debug: Log each event and what its handlers answered.
     """
 
@@ -101,15 +107,29 @@ class Engine:
     period: int
     clock: Callable[[], float]
     agree: Agree
-    pending: tuple[Batch, Position] | None = None
+    ahead: deque[tuple[Batch, Position]] = field(default_factory=deque[tuple[Batch, Position]])
+    plans: bool = False
+    leftover: Literal["drop", "return", "keep"] = "drop"
     debug: bool = False
+    _begun: bool = False
     _slot: int = 0
     _handlers: dict[str, tuple[Attachment, ...]] = field(default_factory=dict[str, tuple[Attachment, ...]])
     _uses_last: bool = False
+    _starts_last: bool = False
+    _shows: bool = False
+    _ended: bool = False
+    _window: Any = None
 
     def __post_init__(self) -> None:
+        # Filters that remember do so for one handler of one run.
+        self.plan = Plan(tuple(replace(a, filter=a.filter.fresh()) for a in self.plan.attachments))
         self._handlers = {event: self.plan.of(event) for event in ev.EVENTS}
         self._uses_last = any(a.filter.uses_last for a in self.plan.attachments)
+        # Whether a batch is the last must be known before it starts, so nothing is read past it.
+        self._starts_last = any(a.filter.uses_last for a in self._handlers[ev.ITERATION_STARTED])
+        self._shows = any(
+            self._handlers[event] for event in (ev.ITERATION_STARTED, ev.ITERATION_COMPLETED, ev.STEP_COMPLETED)
+        )
 
     # -- the run -------------------------------------------------------------------------------------------------
 
@@ -121,11 +141,15 @@ class Engine:
             status = self._fire(ev.STARTED)
             while status is CONTINUE and self._may_start_epoch():
                 status = self._epoch()
-                if status is not HALT_LOOP:
+                if status is not HALT_LOOP and state.max_steps is None:
                     state.epoch += 1
                     state.iteration = 0
+                    state.counts.start_epoch()
                     status = CONTINUE
+                shown = state.step_state = self.driver.step_state
                 yield state
+                if state.step_state is not shown:
+                    self.driver.step_state = state.step_state
             state.status = ev.COMPLETED if status is CONTINUE else ev.HALTED
             self.driver.check(wait=True)
         except KeyboardInterrupt:
@@ -139,28 +163,39 @@ class Engine:
     def _may_start_epoch(self) -> bool:
         state = self.state
         if state.max_steps is not None:
-            return state.steps < state.max_steps and state.epoch == 0
+            # The steps of a run are one stream and one epoch, which its end or a halt closes.
+            return state.steps < state.max_steps
         return state.max_epoch is None or state.epoch < state.max_epoch
 
     def _epoch(self) -> Status:
         """Run one epoch to its end or halt, and record it."""
         state = self.state
-        state.counts.start_epoch()
         state.metrics = Metrics()
         began = self.clock()
-        if self.pending is None:
+        self._ended = False
+        if self._begun:
+            self._give_back()
             self.source.begin(state.epoch, continuous=state.max_steps is not None)
+        self._begun = True
         status = self._fire(ev.EPOCH_STARTED)
         while status is CONTINUE and self._wants_more():
             entry = self._read()
             if entry is None:
+                if state.max_steps is not None:
+                    raise DataError(
+                        f"the data ended after {state.steps} of {state.max_steps} steps, and an iterator cannot be "
+                        "read again; pass a list, a Dataset or a function of the epoch, or ask for fewer steps"
+                    )
                 break
             status = self._iterate(*entry)
-        self._show_metrics()
+        if state.counts.epoch[ev.ITERATION_COMPLETED]:
+            # An epoch that was halted before its first batch has no metrics: nothing was measured.
+            self._show_metrics()
         if self._slot:
             self.driver.flush()
             self._slot = 0
-            status = max(status, self._fire(ev.STEP_COMPLETED))
+            planned = status is CONTINUE and self._in_last_epoch()
+            status = max(status, self._fire(ev.STEP_COMPLETED, is_last=planned))
         self.driver.check(wait=True)
         halted = status is not CONTINUE
         if not halted:
@@ -168,10 +203,18 @@ class Engine:
             halted, status = answer is not CONTINUE, answer
         if halted:
             status = max(status, self._fire(ev.EPOCH_HALTED))
-        state.history[state.epoch] = dict(state.metrics)
+        state.history[state.epoch] = scalars(state.metrics)
         state.times[state.epoch] = self.clock() - began
         self.driver.reset("epoch")
         return status
+
+    def _give_back(self) -> None:
+        """Deal with batches that the last epoch read ahead and did not use."""
+        if not self.ahead or self.leftover == "keep":
+            return
+        self.ahead.clear()
+        if self.leftover == "return":
+            self.source.set_state(self.state.position)
 
     def _wants_more(self) -> bool:
         state = self.state
@@ -181,27 +224,45 @@ class Engine:
 
     def _read(self) -> tuple[Batch, Position] | None:
         """Give the next batch of the epoch, or None at its end."""
-        if self.pending is not None:
-            entry, self.pending = self.pending, None
-            return entry
+        return self.ahead.popleft() if self.ahead or self._look(1) else None
+
+    def _look(self, count: int) -> bool:
+        """Read until `count` batches are ahead; say whether the epoch has that many."""
+        while len(self.ahead) < count and not self._ended:
+            entry = self._pull()
+            if entry is not None:
+                self.ahead.append(entry)
+        return len(self.ahead) >= count
+
+    def _pull(self) -> tuple[Batch, Position] | None:
         state = self.state
         try:
             return self.source.next(View(self.driver.step_state, state.epoch, state.iteration))
         except StopIteration:
+            self._ended = True
             return None
 
     def _iterate(self, batch: Batch, position: Position) -> Status:
-        """Run one batch with its events."""
+        """Run one batch with its events, and with it as many more as need no host between them."""
         state = self.state
         is_last = self._uses_last and self._is_last()
         status = self._fire(ev.ITERATION_STARTED, is_last=is_last)
         if status is not CONTINUE:
             return status
-        self.driver.advance(batch, epoch=state.epoch, iteration=state.iteration, fresh=self.source.fresh)
-        state.total_iterations += 1
+        if self.plans and self._slot == 0:
+            self._plan(batch)
+        batches, position = self._gather(batch, position)
+        more = len(batches) - 1
+        self.driver.advance(
+            batches, epoch=state.epoch, iteration=state.iteration, fresh=self.source.fresh, window=self._window
+        )
         state.position = position
+        if more:
+            self._count(more)
+            is_last = self._uses_last and self._is_last()
+        state.total_iterations += 1
         self._slot = (self._slot + 1) % self.period
-        if self._handlers[ev.ITERATION_COMPLETED] or self._handlers[ev.STEP_COMPLETED]:
+        if self._shows:
             self._show_metrics()
         status = self._fire(ev.ITERATION_COMPLETED, is_last=is_last)
         if self._slot == 0:
@@ -211,18 +272,69 @@ class Engine:
         self.driver.check(wait=False)
         return status
 
+    def _gather(self, batch: Batch, position: Position) -> tuple[list[Batch], Position]:
+        """Read the batches that may run in one dispatch with the first."""
+        state = self.state
+        batches = [batch]
+        width = self.driver.width if self.source.read_ahead and not self._starts_last else 1
+        if width == 1:
+            return batches, position
+        width = min(width, self.plan.horizon(state.counts, self.period, self._slot))
+        if self.plans:
+            width = min(width, self.period - self._slot)
+        if state.max_iteration is not None:
+            width = min(width, state.max_iteration - state.iteration)
+        if state.max_steps is not None:
+            width = min(width, (state.max_steps - state.steps) * self.period - self._slot)
+        while len(batches) < width:
+            entry = self._read()
+            if entry is None:
+                break
+            if not self.driver.stacks(batch, entry[0]):
+                self.ahead.appendleft(entry)
+                break
+            batches.append(entry[0])
+            position = entry[1]
+        return batches, position
+
+    def _plan(self, batch: Batch) -> None:
+        """Let the step see the whole window before it begins."""
+        state = self.state
+        count = self.period
+        if state.max_iteration is not None:
+            count = min(count, state.max_iteration - state.iteration)
+        self._look(count - 1)
+        rest = [entry[0] for entry in itertools.islice(self.ahead, count - 1)]
+        self._window = self.driver.plan([batch, *rest])
+
+    def _count(self, more: int) -> None:
+        """Count the events of all but the last batch of a group; no handler answers to any of them."""
+        state, counts = self.state, self.state.counts
+        for _ in range(more):
+            counts.add(ev.ITERATION_COMPLETED)
+            self._slot = (self._slot + 1) % self.period
+            if self._slot == 0:
+                counts.add(ev.STEP_COMPLETED)
+            counts.add(ev.ITERATION_STARTED)
+        state.iteration += more
+        state.total_iterations += more
+
     def _is_last(self) -> bool:
         """Whether the batch in hand is the last of the run, as far as can be known."""
         state = self.state
         if state.max_steps is not None:
             return self._slot + 1 == self.period and state.steps + 1 == state.max_steps
-        if state.max_epoch is None or state.epoch + 1 < state.max_epoch:
+        if not self._in_last_epoch():
             return False
         if state.max_iteration is not None and state.iteration + 1 >= state.max_iteration:
             return True
-        if self.pending is None and self.source.read_ahead:
-            self.pending = self._read()
-        return self.pending is None and self.source.read_ahead
+        return self.source.read_ahead and not self._look(1)
+
+    def _in_last_epoch(self) -> bool:
+        state = self.state
+        if state.max_steps is not None:
+            return True
+        return state.max_epoch is not None and state.epoch + 1 >= state.max_epoch
 
     def _show_metrics(self) -> None:
         added = self.state.metrics.added
@@ -239,9 +351,7 @@ class Engine:
         if not handlers:
             return CONTINUE
         if is_last is None:
-            is_last = event not in (ev.EPOCH_STARTED, ev.EPOCH_COMPLETED, ev.EPOCH_HALTED) or (
-                state.max_steps is not None or (state.max_epoch is not None and state.epoch + 1 >= state.max_epoch)
-            )
+            is_last = event not in (ev.EPOCH_STARTED, ev.EPOCH_COMPLETED, ev.EPOCH_HALTED) or self._in_last_epoch()
         firing = Firing(
             count=state.counts.total[event],
             epoch_count=state.counts.epoch[event],
@@ -261,7 +371,12 @@ class Engine:
         if self.debug and event not in (ev.ITERATION_STARTED, ev.ITERATION_COMPLETED):
             _log.info("%s #%d at epoch %d, iteration %d", event, firing.count, state.epoch, state.iteration)
         if state.step_state is not before:
-            self.driver.step_state = state.step_state
+            try:
+                self.driver.step_state = state.step_state
+            except ContractError as error:
+                error.add_note(f"given by a handler of event {event!r}: {', '.join(a.name for a in handlers)}")
+                raise
+            state.step_state = self.driver.step_state
         return self.agree(status)
 
     def _call(self, attachment: Attachment) -> Status:

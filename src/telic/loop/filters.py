@@ -58,6 +58,10 @@ class Filter(abc.ABC):
         """Whether the loop must know that a firing is the run's last."""
         return False
 
+    def fresh(self) -> "Filter":
+        """Give a filter for one handler and one run: itself, unless it remembers anything."""
+        return self
+
     def __and__(self, other: "Filter") -> "Filter":
         return _Both(self, as_filter(other))
 
@@ -144,8 +148,8 @@ class _Range(Filter):
 @dataclass(frozen=True, eq=False)
 class _EverySeconds(Filter):
     seconds: float
-    # The time of the last firing by event, on the host: a run that resumes starts its clock anew.
-    fired: dict[str, float] = field(default_factory=dict[str, float])
+    # When it last fired, by event. On the host: a run that resumes starts its clock anew.
+    fired: dict[str, float] = field(default_factory=dict[str, float], repr=False)
 
     def fires(self, firing: Firing) -> bool:
         since = self.fired.setdefault(firing.event, firing.seconds)
@@ -153,6 +157,9 @@ class _EverySeconds(Filter):
             return False
         self.fired[firing.event] = firing.seconds
         return True
+
+    def fresh(self) -> Filter:
+        return _EverySeconds(self.seconds)
 
     def next_fire(self, count: int, epoch_count: int | None = None) -> int | None:
         return count + 1
@@ -197,6 +204,9 @@ class _Both(Filter):
     def uses_last(self) -> bool:
         return self.left.uses_last or self.right.uses_last
 
+    def fresh(self) -> Filter:
+        return _Both(self.left.fresh(), self.right.fresh())
+
 
 @dataclass(frozen=True)
 class _Either(Filter):
@@ -215,6 +225,9 @@ class _Either(Filter):
     def uses_last(self) -> bool:
         return self.left.uses_last or self.right.uses_last
 
+    def fresh(self) -> Filter:
+        return _Either(self.left.fresh(), self.right.fresh())
+
 
 @dataclass(frozen=True)
 class _Not(Filter):
@@ -229,6 +242,9 @@ class _Not(Filter):
     @property
     def uses_last(self) -> bool:
         return self.inner.uses_last
+
+    def fresh(self) -> Filter:
+        return _Not(self.inner.fresh())
 
 
 def _positive(name: str, n: Any) -> int:
@@ -278,6 +294,8 @@ def after(n: int, *, per_epoch: bool = False) -> Filter:
 
 def every_seconds(seconds: float) -> Filter:
     """Fire when at least this many seconds have passed since it last fired, or since the event's first firing."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):  # pyright: ignore[reportUnnecessaryIsInstance] users' input
+        raise TypeError(f"every_seconds takes a number of seconds, got {seconds!r}")
     if not seconds > 0:
         raise ValueError(f"every_seconds takes a positive number of seconds, got {seconds!r}")
     return _EverySeconds(float(seconds))

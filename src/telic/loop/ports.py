@@ -3,7 +3,7 @@
 The loop knows when things happen; whatever does them stands behind one of these protocols.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -175,14 +175,35 @@ class Driver(Protocol):
 
     Attributes:
       step_state: The state after the last batch; assigning it replaces what the next batch starts from.
-      metric_names: Names of the metrics carried.
     """
 
     step_state: PyTree
-    metric_names: tuple[str, ...]
 
-    def advance(self, batch: Batch, *, epoch: int, iteration: int, fresh: bool) -> None:
-        """Run one batch; epoch and iteration name it in errors."""
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Names of the metrics carried."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """Iterations the next dispatch may run, at most."""
+        ...
+
+    def stacks(self, first: Batch, other: Batch) -> bool:
+        """Say whether one dispatch may run both batches."""
+        ...
+
+    def advance(
+        self, batches: Sequence[Batch], *, epoch: int, iteration: int, fresh: bool, window: Any = None
+    ) -> None:
+        """Run batches of one shape; epoch and iteration name the first of them in errors.
+
+        `window` is what the step plans for the whole window they belong to.
+        """
+        ...
+
+    def plan(self, batches: Sequence[Batch]) -> Any:
+        """Give what the step plans for a window of these batches, for `advance(..., window=...)`."""
         ...
 
     def flush(self) -> None:

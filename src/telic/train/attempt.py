@@ -8,18 +8,22 @@ import jax
 import jax.numpy as jnp
 
 from telic import tree
-from telic.contract import Aux, Objective, Step, call_loss
+from telic.contract import Aux, Objective, Step, call_loss, reduce_statistics
 from telic.errors import ContractError
-from telic.mean import Mean, Terms, wide
+from telic.mean import Mean, Terms
 from telic.precision import LossScale, Policy
-from telic.train.statistics import canonical
+from telic.train.statistics import canonical, masses
 from telic.types import Array, Batch, PyTree, Variables
 
 RESERVED_METRICS = frozenset({"loss", "gradient_norm", "learning_rate", "rejected", "updates"})
 """Names the trainer reports itself; an objective's metrics may not take them."""
 
-CHECKS = ("loss", "statistics", "Aux.variables", "Aux.effects", "Aux.qk_stats", "optimizer result")
-"""Values checked beside the gradient's leaves, in the order of `Rejections.finite`."""
+CHECKS = ("loss", "statistics", "mass ≥ 0", "Aux.variables", "Aux.effects", "Aux.qk_stats", "optimizer result", "plan")
+"""What is checked beside the gradient's leaves, in the order of `Rejections.finite`.
+
+All but two say that values are finite. "mass ≥ 0" says that no mass is negative, "plan" that the masses a window was
+planned with are those it had. The last two are known when a window closes.
+"""
 
 
 @jax.tree_util.register_dataclass
@@ -33,7 +37,7 @@ class Attempt:
       statistics: What the objective returned.
       aux: What it reported beside.
       gradient: Gradient of the differentiated scalar, trainable leaves only, at least float32.
-      finite: Flags in the order of `checked_names`, without the last of `CHECKS`, which a commit fills.
+      finite: Flags in the order of `checked_names`; those that a commit fills are True.
     """
 
     value: Array
@@ -49,8 +53,8 @@ def checked_names(trained: PyTree) -> tuple[str, ...]:
     return (*CHECKS, *(f"gradient of params/{name}" for name in tree.leaf_names(trained)))
 
 
-Seed = Callable[[Objective, PyTree], tuple[Array, Array]]
-"""From statistics to (the scalar to differentiate, whether there is data)."""
+Seed = Callable[[PyTree], Array]
+"""From statistics to the scalar to differentiate, where that is not the loss of the microbatch."""
 
 
 def make_attempt(
@@ -62,7 +66,8 @@ def make_attempt(
     *,
     policy: Policy,
     loss_scale: LossScale,
-    seed: Seed | None,
+    seed: Seed | None = None,
+    differentiate: bool = True,
 ) -> Attempt:
     """Differentiate one microbatch with respect to the trainable leaves.
 
@@ -74,23 +79,19 @@ def make_attempt(
       step: The moment, with this attempt's key.
       policy: Dtypes to compute in.
       loss_scale: Multiplies the differentiated scalar and divides the gradient.
-      seed: Chooses the scalar to differentiate; None runs forward only and gives no gradient.
+      seed: Chooses the scalar to differentiate; None takes the loss of the microbatch.
+      differentiate: False runs forward only and gives no gradient.
     """
 
     def run(trained: PyTree) -> tuple[Array, Any]:
         view = {**variables, "params": tree.combine(variables["params"], trained)}
         statistics, aux = call_loss(objective, cast_variables(policy, view), cast_batch(policy, batch), step)
         aux = check_aux(objective, aux, variables)
-        value, has_data = (seed or local_value)(objective, statistics)
-        if jnp.ndim(value) != 0:
-            raise ContractError(
-                f"{type(objective).__name__}: the loss of a batch must be a scalar, got shape {jnp.shape(value)}; "
-                "return Mean(total=losses.sum(), mass=losses.size), or the array of per-example losses itself"
-            )
-        value = wide(value)
-        return loss_scale.scale(value), (value, has_data, statistics, aux)
+        value, has_data = reduce_statistics(objective, statistics)
+        scalar = value if seed is None else seed(statistics)
+        return loss_scale.scale(scalar), (value, has_data, statistics, aux)
 
-    if seed is None:
+    if not differentiate:
         _, (value, has_data, statistics, aux) = run(trained)
         gradient: PyTree = None
         leaves = [jnp.asarray(True) for _ in jax.tree.leaves(trained)]
@@ -101,32 +102,26 @@ def make_attempt(
     flags = [
         jnp.isfinite(value),
         tree.all_finite(statistics),
+        jnp.stack([jnp.asarray(True), *(mass >= 0 for mass in masses(statistics).values())]).all(),
         tree.all_finite(aux.variables),
         tree.all_finite(aux.effects),
         tree.all_finite(aux.qk_stats),
         jnp.asarray(True),
+        jnp.asarray(True),
         *leaves,
     ]
-    return Attempt(value, jnp.asarray(has_data), statistics, aux, gradient, jnp.stack(flags))
+    return Attempt(value, has_data, statistics, aux, gradient, jnp.stack(flags))
 
 
-def local_value(objective: Objective, statistics: PyTree) -> tuple[Array, Array]:
-    """Seed that differentiates the loss of the microbatch alone."""
-    return objective.reduce_loss(statistics)
-
-
-def planned_value(masses: PyTree) -> Seed:
+def planned_value(planned: PyTree) -> Seed:
     """Give the seed of one-pass `Terms`: each total over its mass in the whole window."""
 
-    def seed(objective: Objective, statistics: PyTree) -> tuple[Array, Array]:
-        del objective
-        own = canonical(statistics)
-        parts = []
-        for name, mean in own.items():
-            mass = jax.lax.stop_gradient(masses[name])
-            parts.append(jnp.where(mass > 0, mean.total / jnp.where(mass > 0, mass, 1), 0))
-        has_data = jnp.stack([mean.has_data() for mean in own.values()]).any()
-        return sum(parts[1:], start=parts[0]), has_data
+    def seed(statistics: PyTree) -> Array:
+        parts = [
+            jnp.where(planned[name] > 0, mean.total / jnp.where(planned[name] > 0, planned[name], 1), 0)
+            for name, mean in canonical(statistics).items()
+        ]
+        return sum(parts[1:], start=parts[0])
 
     return seed
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from telic import ema, tree
-from telic.contract import Objective, Result, Step, call_loss
+from telic.contract import Objective, Result, Step, call_loss, reduce_statistics
 from telic.errors import ContractError
 from telic.precision import Policy
 from telic.train.attempt import cast_batch, cast_variables, outputs_of
@@ -98,7 +98,7 @@ class EvalStep:
         step = Step(step=held.step, key=key, updates=held.updates, train=False, averaged=held.averaged)
         variables = cast_variables(self.policy, held.variables)
         statistics, aux = call_loss(self.objective, variables, cast_batch(self.policy, batch), step)
-        value, _ = self.objective.reduce_loss(statistics)
+        value, _ = reduce_statistics(self.objective, statistics)
         return Result(state, outputs_of(value, statistics, aux, self.policy))
 
     def flush(self, state: Any) -> Any:

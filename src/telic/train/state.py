@@ -23,7 +23,8 @@ class Rejections:
       last: Attempt index of the last rejected one, int32; -1 when there is none.
       finite: Flags of that attempt in the order of `TrainStep.checked_names`, bool [checks].
       last_loss: Loss of the last accepted microbatch, float32; NaN before the first.
-      stopped: True once `max_rejected` attempts in a row were rejected: every step is a no-op from then on.
+      windows: Windows in a row that were lost: a rejected attempt spoilt them, or their commit was undone; int32.
+      stopped: True once `max_rejected` attempts or windows in a row were lost: every step is a no-op from then on.
     """
 
     total: Array
@@ -31,6 +32,7 @@ class Rejections:
     last: Array
     finite: Array
     last_loss: Array
+    windows: Array
     stopped: Array
 
     @staticmethod
@@ -42,6 +44,7 @@ class Rejections:
             last=jnp.full((), -1, jnp.int32),
             finite=jnp.ones((checks,), bool),
             last_loss=jnp.full((), jnp.nan, jnp.float32),
+            windows=jnp.zeros((), jnp.int32),
             stopped=jnp.zeros((), bool),
         )
 

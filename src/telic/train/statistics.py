@@ -5,17 +5,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from telic.contract import Objective
+from telic.contract import Objective, owns_statistics, reduce_statistics, summable
 from telic.mean import Mean, Rows, Terms, wide
 from telic.types import Array, PyTree
 
 
-def canonical(statistics: PyTree) -> PyTree:
+def canonical(statistics: PyTree, *, own: bool = False) -> PyTree:
     """Give statistics in a form whose leaves add up, in at least float32.
 
     A scalar becomes one term of mass one. The weight of each of `Terms` goes into its total, since it may change
     from one microbatch to the next. Integers stay integers; `Rows` stay rows.
+
+    Args:
+      statistics: What a loss returned.
+      own: Whether the objective reduces them itself: then they keep their form whatever they are.
     """
+    if own:
+        return summable(statistics)
     match statistics:
         case Mean():
             return Mean(wide(statistics.total), wide(statistics.mass))
@@ -25,41 +31,37 @@ def canonical(statistics: PyTree) -> PyTree:
             value = wide(statistics)
             return Mean(value, jnp.ones((), value.dtype))
         case _:
-            return jax.tree.map(_summable, statistics)
+            return summable(statistics)
 
 
-def _summable(leaf: Any) -> Array:
-    leaf = jnp.asarray(leaf)
-    if leaf.dtype == jnp.bool_:
-        return leaf.astype(jnp.int32)
-    return wide(leaf) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+def reduce(objective: Objective, pooled: PyTree) -> tuple[Array, Array]:
+    """Give (value, has_data) of pooled canonical statistics."""
+    if owns_statistics(objective):
+        return reduce_statistics(objective, pooled)
+    means = [pooled] if isinstance(pooled, Mean) else list(pooled.values())
+    value = sum((m.value() for m in means[1:]), start=means[0].value())
+    return value, jnp.stack([m.has_data() for m in means]).any()
 
 
-def reduce(objective: Objective, original: PyTree, pooled: PyTree) -> tuple[Array, Array]:
-    """Give (value, has_data) of pooled canonical statistics.
-
-    Args:
-      objective: Whose `reduce_loss` serves statistics of its own.
-      original: Statistics (or their shapes) as the objective returned them: they tell the form.
-      pooled: The pooled canonical statistics.
-    """
-    match original:
+def masses(statistics: PyTree) -> dict[str, Array]:
+    """Give the masses in statistics of the forms that have them, by term; a lone `Mean` has the name ""."""
+    match statistics:
         case Mean():
-            return pooled.value(), pooled.has_data()
+            return {"": jnp.asarray(statistics.mass)}
         case Terms():
-            means = list(pooled.values())
-            value = sum((m.value() for m in means[1:]), start=means[0].value())
-            return value, jnp.stack([m.has_data() for m in means]).any()
-        case _ if is_scalar(original):
-            return pooled.value(), pooled.has_data()
+            return {name: jnp.asarray(mean.mass) for name, mean in statistics.means().items()}
         case _:
-            value, has_data = objective.reduce_loss(pooled)
-            return wide(value), jnp.asarray(has_data)
+            return {}
 
 
 def is_scalar(statistics: PyTree) -> bool:
     """Say whether statistics are a bare scalar."""
     return jax.tree.structure(statistics) == jax.tree.structure(0.0) and jnp.ndim(statistics) == 0
+
+
+def is_shared(objective: Objective, statistics: PyTree) -> bool:
+    """Say whether statistics (or their shapes) have one denominator, by which the objective divides."""
+    return not owns_statistics(objective) and (isinstance(statistics, Mean) or is_scalar(statistics))
 
 
 def has_rows(statistics: PyTree) -> bool:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from telic import tree
 from telic.errors import ContractError, ShapeError
-from telic.mean import Mean, Rows
+from telic.mean import Rows
 from telic.train import statistics as statistic
 from telic.train.attempt import Attempt
 from telic.train.state import Window
@@ -103,10 +103,16 @@ def planned(shapes: Attempt, gradient: PyTree, collections: Mapping[str, Any], m
 
 
 def replayed(
-    shapes: Attempt, batch: Batch, collections: Mapping[str, Any], microbatches: Array, accumulate: int
+    shapes: Attempt,
+    batch: Batch,
+    collections: Mapping[str, Any],
+    microbatches: Array,
+    *,
+    accumulate: int,
+    own: bool,
 ) -> Window:
     """Give an empty window that stores its microbatches."""
-    sums = jax.eval_shape(statistic.canonical, shapes.statistics)
+    sums = jax.eval_shape(lambda s: statistic.canonical(s, own=own), shapes.statistics)
     read = {name: collections[name] for name in (shapes.aux.variables or {})}
     start = None
     if statistic.has_rows(shapes.statistics):
@@ -159,7 +165,7 @@ def store(
     variables: Mapping[str, Any],
     index: Array,
     step: Array,
-    accumulate: int,
+    own: bool,
 ) -> Window:
     """Store a microbatch to be replayed, and add its statistics."""
     groups, start = window.stored
@@ -172,11 +178,11 @@ def store(
     if place == len(groups):
         if window.statistics is None:
             raise ShapeError(
-                "a loss with Rows accumulates microbatches of one shape; drop the last smaller batch, or give Mean "
-                f"statistics: got leaves of shape {shapes}"
+                "a loss with Rows accumulates microbatches of one shape: drop the last smaller batch, choose a size "
+                f"that divides the batch, or give Mean statistics; got leaves of shape {shapes}"
             )
         # Microbatches of another shape have slots of their own; the state keeps them from then on.
-        groups = (*groups, _slots(batch, read, accumulate))
+        groups = (*groups, _slots(batch, read, groups[0].used.shape[0]))
     group = groups[place]
     entry = Slots(batch, read, index, step, jnp.asarray(accepted))
     filled = jax.tree.map(lambda room, x: room.at[window.slot].set(x.astype(room.dtype)), group, entry)
@@ -184,7 +190,7 @@ def store(
     if window.statistics is None:
         sums = None
     else:
-        added = statistic.add(window.statistics, statistic.canonical(attempt.statistics))
+        added = statistic.add(window.statistics, statistic.canonical(attempt.statistics, own=own))
         sums = tree.select(accepted, added, window.statistics)
     seen = tree.select(accepted, _seen(window, attempt), {"effects": window.effects, "qk_stats": window.qk_stats})
     return dataclasses.replace(window, statistics=sums, stored=(groups, start), **seen)
@@ -217,6 +223,13 @@ def planned_gradient(window: Window) -> tuple[Array, PyTree, Array]:
     value = sum((m.value() for m in means[1:]), start=means[0].value())
     has_data = jnp.stack([m.has_data() for m in means]).any()
     return value, window.gradient, has_data & ~window.stored.failed
+
+
+def kept_plan(window: Window) -> Array:
+    """Say whether the masses of a planned window are those that were planned, to the rounding of their sums."""
+    return jnp.stack(
+        [jnp.abs(m.mass - window.planned[n]) <= 1e-3 * jnp.abs(m.mass) for n, m in window.statistics.items()]
+    ).all()
 
 
 def replayed_gradient(
@@ -359,6 +372,3 @@ def with_start(window: Window, start: Start) -> Window:
             raise ContractError("this window has no start of its own")
 
 
-def is_shared(statistics: PyTree) -> bool:
-    """Say whether statistics (or their shapes) have one denominator."""
-    return isinstance(statistics, Mean) or statistic.is_scalar(statistics)
