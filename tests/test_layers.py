@@ -25,7 +25,10 @@ LAYERS: dict[str, int] = {
             ["metrics", "losses", "optimizers", "precision", "ema", "shard", "models"],
             ["contract"],
             ["train", "loop"],
-            ["driver", "placement", "objectives", "evaluate", "data", "checkpoints", "trackers", "display", "interop"],
+            [
+                *("driver", "placement", "objectives", "evaluate", "data", "handlers"),
+                *("checkpoints", "trackers", "display", "interop"),
+            ],
             ["compose"],
             ["config"],
             ["cli", "testing"],

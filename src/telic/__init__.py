@@ -39,6 +39,8 @@ _HOMES = {
     # The loop: what a step and a handler see and say.
     "Loop": "telic.compose",
     "LoopState": "telic.loop.state",
+    "serialize_state": "telic.loop.serialize",
+    "deserialize_state": "telic.loop.serialize",
     "Result": "telic.contract",
     "CONTINUE": "telic.loop.status",
     "HALT_EPOCH": "telic.loop.status",
@@ -94,6 +96,8 @@ if TYPE_CHECKING:
     from telic.loop.filters import last as last
     from telic.loop.filters import once as once
     from telic.loop.filters import when as when
+    from telic.loop.serialize import deserialize_state as deserialize_state
+    from telic.loop.serialize import serialize_state as serialize_state
     from telic.loop.state import LoopState as LoopState
     from telic.loop.status import CONTINUE as CONTINUE
     from telic.loop.status import HALT_EPOCH as HALT_EPOCH

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from telic import tree
-from telic.contract import as_result
+from telic.contract import Result, as_result
 from telic.errors import CaptureError, CaptureWarning, ContractError, ShapeError
 from telic.loop.ports import Placement, Reducer, Reported, StepProgram
 from telic.types import Batch, PyTree
@@ -121,6 +121,7 @@ class StepDriver:
         self._pace: float | None = None
         self._dispatched = 0.0
         self._in_flight: deque[Any] = deque()
+        self._counts: dict[int, Any] = {}
         self._step: Callable[..., Any] = self._body
         self._flush: Callable[..., Any] = program.flush
         self._compute: Callable[..., Any] = self._values
@@ -145,8 +146,10 @@ class StepDriver:
 
     @step_state.setter
     def step_state(self, value: PyTree) -> None:
-        if self._state is not None and self._options.strict:
-            _check_same(self._state, value, "a handler's step_state")
+        if self._state is not None and value is not self._state:
+            if self._options.strict:
+                _check_same(self._state, value, "a handler's step_state")
+            value = _owned(value, self._state)
         self._state = value
 
     @property
@@ -161,10 +164,13 @@ class StepDriver:
           ContractError: The step changes the structure, shape or dtype of its own state.
         """
         shapes = tree.shape_structs(self._canonical(batch))
-        result = jax.eval_shape(lambda s, b: as_result(self._call(s, b, 0)), _structs(step_state), shapes)
+        traced, result = self._trace(step_state, shapes)
         if self._carries:
-            step_state = self._settle(step_state, result.state, shapes)
-            result = jax.eval_shape(lambda s, b: as_result(self._call(s, b, 0)), _structs(step_state), shapes)
+            settled = _settle(step_state, result.state)
+            if settled is not step_state:
+                step_state = settled
+                traced, result = self._trace(step_state, shapes)
+            _check_same(step_state, result.state, "the step")
         found = {} if self._reported is None else self._reported(result, self._asked)
         self._reducers = {**self._asked, **found}
         self._empty = {name: r.init(result, shapes) for name, r in self._reducers.items()}
@@ -175,9 +181,14 @@ class StepDriver:
             self._accumulators |= accumulators
         self._state = step_state
         if self._options.jit:
-            self._choose_program(step_state, batch, shapes)
+            self._choose_program(traced, shapes)
 
-    def _choose_program(self, step_state: PyTree, batch: Batch, shapes: PyTree) -> None:
+    def _trace(self, step_state: PyTree, shapes: PyTree) -> tuple[Any, Result]:
+        """Trace the step alone: (its program, the shapes of its result)."""
+        call = jax.make_jaxpr(lambda s, b: as_result(self._call(s, b, 0)), return_shape=True)
+        return call(_structs(step_state), shapes)
+
+    def _choose_program(self, traced: Any, shapes: PyTree) -> None:
         """Choose one program for the run, from what the step is made of and never from the clock.
 
         A loop over several batches, with a trip count that is data: one executable for every length, so that how
@@ -185,7 +196,6 @@ class StepDriver:
         times slower inside a loop on the CPU, so such a step runs straight-line, one batch at a time.
         """
         donated = (0, 1) if self._carries else (1,)
-        traced = jax.make_jaxpr(self._body)(_structs(step_state), self._accumulators, shapes)
         check_constants(traced, self._program)
         convolves = jax.default_backend() == "cpu" and _uses_convolution(traced)
         self._loops = self._carries and not convolves
@@ -229,7 +239,7 @@ class StepDriver:
         if self._loops:
             # The smaller last batch has a program of width 1: there is only one of it.
             room = self._width if signature == self._signatures[0] else 1
-            arguments = (self._placement.put(_stacked(batches, room), fresh=True), np.int32(len(batches)), window)
+            arguments = (self._placement.put(_stacked(batches, room), fresh=True), self._count_of(len(batches)), window)
         else:
             arguments = (self._placement.put(batches[0], fresh=fresh), window)
         if is_new:
@@ -243,6 +253,12 @@ class StepDriver:
             self._since_check += len(batches)
         if self._loops:
             self._keep_pace(ticket, len(batches), is_new)
+
+    def _count_of(self, count: int) -> Any:
+        """Give a number of iterations as an array on the device: put there once, explicitly."""
+        if count not in self._counts:
+            self._counts[count] = jax.device_put(np.int32(count))
+        return self._counts[count]
 
     def _keep_pace(self, ticket: Any, count: int, is_new: bool) -> None:
         """Wait for a dispatch some way back, and measure how long an iteration takes in the steady state.
@@ -281,8 +297,34 @@ class StepDriver:
         """Give a scope's accumulators."""
         return self._accumulators[scope]
 
+    def saved(self, scope: str) -> dict[str, list[Any]]:
+        """Give copies of a scope's accumulators, by metric, as lists of arrays."""
+        return {name: jax.tree.leaves(tree.copy_leaves(acc)) for name, acc in self._accumulators[scope].items()}
+
+    def restore(self, scope: str, saved: Mapping[str, list[Any]]) -> None:
+        """Fill a scope's accumulators with what `saved` gave.
+
+        Raises:
+          ContractError: The metrics are not those of the run that saved them; the first difference is named.
+        """
+        remedy = "attach the metrics of the run that is continued, or continue it from the end of an epoch"
+        if set(saved) != set(self._reducers):
+            raise ContractError(
+                f"this run computes the metrics {', '.join(self._reducers) or 'none'}, and the epoch it continues "
+                f"began with {', '.join(saved) or 'none'}: {remedy}"
+            )
+        made: dict[str, PyTree] = {}
+        for name, empty in self._empty.items():
+            leaves, structure = jax.tree.flatten(empty)
+            shapes = [(jnp.shape(x), x.dtype) for x in leaves]
+            if [(jnp.shape(x), x.dtype) for x in saved[name]] != shapes:
+                raise ContractError(f"the metric {name!r} was saved with other shapes than it has now: {remedy}")
+            made[name] = jax.tree.unflatten(structure, [jnp.array(x, copy=True) for x in saved[name]])
+        self._accumulators[scope] = made
+
     def reset(self, scope: str) -> None:
-        """Empty a scope's accumulators."""
+        """Empty a scope's accumulators; what was shown of them and not read is past."""
+        self._generation += 1
         self._accumulators[scope] = tree.copy_leaves(self._empty)
 
     def check(self, *, wait: bool) -> None:
@@ -352,23 +394,6 @@ class StepDriver:
 
     def _canonical(self, batch: Batch) -> Batch:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), jnp.asarray(x).dtype), batch)
-
-    def _settle(self, state: PyTree, after: PyTree, batch: PyTree) -> PyTree:
-        """Give a first state in the dtypes the step produces, where Python scalars left them open."""
-        _check_structure(state, after)
-        weak = {
-            name
-            for name, leaf in tree.named_leaves(state).items()
-            if not tree.is_array(leaf) or getattr(leaf, "weak_type", False)
-        }
-
-        def settle(path: Any, leaf: Any, new: Any) -> Any:
-            return jnp.asarray(leaf, new.dtype) if tree.path_name(path) in weak else leaf
-
-        state = jax.tree_util.tree_map_with_path(settle, state, after)
-        again = jax.eval_shape(lambda s, b: as_result(self._call(s, b, 0)).state, _structs(state), batch)
-        _check_same(state, again, "the step")
-        return state
 
     def _admit(self, batch: Batch, signature: Signature, epoch: int, iteration: int) -> None:
         """Admit a batch shape, or say why not."""
@@ -571,6 +596,34 @@ def _structs(state: PyTree) -> PyTree:
 def _signature(batch: Batch) -> Signature:
     leaves, structure = jax.tree.flatten(batch)
     return structure, tuple((np.shape(x), getattr(x, "dtype", type(x))) for x in leaves)
+
+
+def _settle(state: PyTree, after: PyTree) -> PyTree:
+    """Give a first state in the dtypes the step produces, where Python scalars left them open."""
+    _check_structure(state, after)
+    leaves, structure = jax.tree.flatten(state)
+    is_open = [not tree.is_array(leaf) or getattr(leaf, "weak_type", False) for leaf in leaves]
+    if not any(is_open):
+        return state
+    new = [
+        jnp.asarray(leaf, like.dtype) if loose else leaf
+        for leaf, like, loose in zip(leaves, structure.flatten_up_to(after), is_open, strict=True)
+    ]
+    return structure.unflatten(new)
+
+
+def _owned(value: PyTree, current: PyTree) -> PyTree:
+    """Give a state whose arrays may be donated: those of the current state as they are, each once, the rest copied."""
+    free = {id(leaf) for leaf in jax.tree.leaves(current) if isinstance(leaf, jax.Array)}
+
+    def own(leaf: Any) -> Any:
+        if id(leaf) in free:
+            free.remove(id(leaf))
+            return leaf
+        # The dtype is given so that a Python number does not stay weakly typed, which would compile again.
+        return jnp.array(leaf, jnp.result_type(leaf), copy=True)
+
+    return jax.tree.map(own, value)
 
 
 def _check_structure(before: PyTree, after: PyTree) -> None:

@@ -49,8 +49,8 @@ class EMASpec:
         average = jax.tree.map(self._stored, chosen)
         if not jax.tree.leaves(average):
             raise ValueError(
-                f"EMASpec.select={self.select!r} selects no floating-point leaf, so there is nothing to average; select "
-                "some, or leave select out to average the trainable parameters"
+                f"EMASpec.select={self.select!r} selects no floating-point leaf, so there is nothing to average; "
+                "select some, or leave select out to average the trainable parameters"
             )
         return average
 

@@ -40,8 +40,57 @@ class NonFiniteError(TelicError, RuntimeError):
         self.state = state
 
 
+class CheckpointError(TelicError, RuntimeError):
+    """A checkpoint could not be written or read, or none of those there are is whole."""
+
+
+class MismatchError(CheckpointError, ValueError):
+    """A checkpoint belongs to another model, optimizer, window or data source than the run that would continue it.
+
+    Attributes:
+      lines: The differences, one a line.
+    """
+
+    def __init__(self, message: str, *, lines: tuple[str, ...] = ()):
+        super().__init__(message)
+        self.lines = lines
+
+
+class BusyError(CheckpointError):
+    """Another run writes to this directory."""
+
+
+class Interrupted(KeyboardInterrupt, SystemExit):
+    """The run was stopped by Ctrl-C (SIGINT), after its state was saved. A program that does not catch it exits 130.
+
+    Attributes:
+      state: The LoopState that was reached.
+    """
+
+    def __init__(self, state: object = None):
+        super().__init__(130)
+        self.code = 130
+        self.state = state
+
+
+class Preempted(SystemExit):
+    """The run was stopped by SIGTERM, after its state was saved. A program that does not catch it exits 143.
+
+    Attributes:
+      state: The LoopState that was reached.
+    """
+
+    def __init__(self, state: object = None):
+        super().__init__(143)
+        self.state = state
+
+
 class VariablesWarning(UserWarning):
     """Given weights that do not cover the model, or that the model does not have."""
+
+
+class ReplayWarning(UserWarning):
+    """A loss whose windows are exact only by running each microbatch twice."""
 
 
 class CaptureWarning(UserWarning):

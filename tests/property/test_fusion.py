@@ -38,9 +38,7 @@ def batches(count: int, *, last: int = 8, poison: Sequence[int] = ()) -> list[tu
 
 def train(data: Any, *, fuse: bool, every: int | None = None, epochs: int = 2, **options: Any) -> tuple[Any, list[Any]]:
     seen: list[Any] = []
-    trainer = telic.Trainer(
-        telic.supervised(Net(), "softmax_cross_entropy"), optax.adamw(1e-2), key=0, **options
-    )
+    trainer = telic.Trainer(telic.supervised(Net(), "softmax_cross_entropy"), optax.adamw(1e-2), key=0, **options)
     loop = trainer.loop(log=0, fuse=fuse).metric("accuracy")
     if every is not None:
         loop.handle_event(

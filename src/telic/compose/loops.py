@@ -2,26 +2,35 @@
 
 import copy as copying
 import inspect
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
 
 from telic import losses, tree
 from telic import metrics as metric_table
 from telic.contract import Objective
 from telic.data import as_source, as_validation
-from telic.display.lines import MessageLog, MetricLog, Stream
+from telic.data.batches import Stateful
+from telic.data.dataset import Dataset
+from telic.display import Curves, MessageLog, MetricLog, Progress, Recorder
+from telic.display.lines import Stream
 from telic.driver import DriverOptions, Listener, StepDriver
 from telic.errors import ContractError, TelicError
 from telic.evaluate import EvaluationPass, ObjectiveLoss
+from telic.handlers import Checkpoint, EarlyStop, Monitor, ReduceRate, as_mode, record_name
 from telic.loop import events as ev
+from telic.loop.cursor import is_closed, settled
 from telic.loop.engine import Attachment, Engine, Handler, Plan, check_totals
 from telic.loop.filters import Filter, always, as_filter, every
-from telic.loop.ports import Placement, StepProgram, View
+from telic.loop.ports import Placement, Position, Source, StepProgram, View
 from telic.loop.reducers import RESERVED, Reducer, reported
+from telic.loop.serialize import serialize_state
 from telic.loop.state import LoopState
+from telic.loop.status import HALT_LOOP
 from telic.metrics.base import Metric
 from telic.objectives import as_objective
 from telic.placement import SingleDevice, one_process
@@ -112,6 +121,7 @@ class Loop:
         self._running = False
         self._placement: Placement = SingleDevice()
         self._listener: Listener | None = None
+        self._closers: list[Callable[[], None]] = []
         self._driver_options: dict[str, Any] = {}
 
     # -- attaching -----------------------------------------------------------------------------------------------
@@ -140,6 +150,8 @@ class Loop:
         made = _as_metric(metric, name, reduce=reduce, reads=reads)
         if made.name in self._metrics:
             raise ValueError(f"this loop has a metric named {made.name!r} already; give another name=")
+        if made.name == "loss" and _has_loss(self._program):
+            raise ValueError("this loop reports its objective's loss as 'loss'; give your metric another name=")
         if made.name in RESERVED:
             raise ValueError(f"a metric may not be named {made.name!r}: log lines use that name themselves")
         self._metrics[made.name] = Reducer(made.name, made)
@@ -192,10 +204,54 @@ class Loop:
             raise ValueError(f"log takes a message function or a positive number of batches, got {message!r}")
         lines = MetricLog(device)
         self.handle_event(ev.ITERATION_COMPLETED, lines.on_iteration, every(message, per_epoch=True), name="log")
-        for end in (ev.EPOCH_COMPLETED, ev.EPOCH_HALTED):
-            # Late, so that the line shows what the epoch's other handlers recorded.
-            self._attachments.append(Attachment(end, lines.on_epoch_end, always, "log", late=True))
+        self._at_epoch_end(lines.on_epoch_end, "log")
         return self
+
+    def progress(self, *, plain: bool | None = None, batches: int | None = None) -> "Loop":
+        """Show how far a run is: on a terminal a live line, everywhere else one line per epoch.
+
+        Args:
+          plain: True writes lines even on a terminal, False draws the live line anywhere; None looks.
+          batches: Batches of an epoch, where known: the first epoch then shows the time left too.
+        """
+        shown = Progress(plain=plain, batches=batches)
+        self.handle_event(ev.STARTED, shown.on_start, name="progress")
+        self.handle_event(ev.ITERATION_COMPLETED, shown.on_iteration, every(20), name="progress")
+        self._at_epoch_end(shown.on_epoch_end, "progress")
+        self.handle_event([ev.COMPLETED, ev.HALTED, ev.INTERRUPTED], shown.on_end, name="progress")
+        self._listener = shown
+        self._closers.append(shown.close)
+        return self
+
+    def record(self, path: str | os.PathLike[str], *, interval: int = 50) -> "Loop":
+        """Write the metrics as JSON lines: every so many batches, and at each epoch's end with those of validation.
+
+        Args:
+          path: The file. A run from the beginning replaces it, a continued one keeps its lines up to that position.
+          interval: Batches between lines.
+        """
+        recorder = Recorder(path)
+        self.handle_event(ev.STARTED, recorder.on_start, name="record")
+        self.handle_event(ev.ITERATION_COMPLETED, recorder.on_iteration, every(interval, per_epoch=True), name="record")
+        self._at_epoch_end(recorder.on_epoch_end, "record")
+        self._closers.append(recorder.close)
+        return self
+
+    def curves(self, path: str | os.PathLike[str], *, title: str = "") -> "Loop":
+        """Draw the metrics of all epochs so far, training and validation, anew at each epoch's end.
+
+        Args:
+          path: The picture; its suffix says the format, such as ``.png``.
+          title: Text above the panels.
+        """
+        self._check_idle()
+        self._at_epoch_end(Curves(path, title=title), "curves")
+        return self
+
+    def _at_epoch_end(self, handler: Handler, name: str) -> None:
+        """Attach a handler late, so that it sees what the epoch's other handlers recorded."""
+        for end in (ev.EPOCH_COMPLETED, ev.EPOCH_HALTED):
+            self._attachments.append(Attachment(end, handler, always, name, late=True))
 
     def validate(
         self,
@@ -232,6 +288,227 @@ class Loop:
         )
         return self.handle_event(event, evaluation, filter, name="validate")
 
+    def monitor(
+        self,
+        metric: str,
+        action: Handler,
+        name: str | None = None,
+        *,
+        mode: Literal["min", "max"] | None = None,
+        improved: Callable[[float, float], Any] | None = None,
+        trigger: Callable[[float], Any] | None = None,
+        event: str | Sequence[str] = ev.EPOCH_COMPLETED,
+        filter: Filter = always,
+        patience: int | None = None,
+        min_delta: float = 0.0,
+        cooldown: int = 0,
+    ) -> "Loop":
+        """Act when a metric has not improved for some events in a row.
+
+        Args:
+          metric: Name of a metric of this loop, or of one that `validate` records.
+          action: ``(LoopState) -> answer``, a handler of its own.
+          name: Name of the record in `LoopState.handler_state`; by default made of the metric.
+          mode: "min" or "max"; not needed for the loss, nor for a metric attached before that says which.
+          improved: ``(current, best) -> bool``, instead of a mode.
+          trigger: ``(current) -> bool``, instead of improvement: the action runs when it holds.
+          event: When to look.
+          filter: At which firings.
+          patience: The action runs at this event in a row without improvement, counted from 1; 3 by default. With
+            `trigger`, at this event in a row where it holds; 1 by default. 0 is the same as 1.
+          min_delta: An improvement is more than this.
+          cooldown: Events after an action that are not counted.
+        Raises:
+          ValueError: The name is taken, or nothing says which direction is better.
+        """
+        self._check_idle()
+        record = self._record_name("monitor", metric, name)
+        if patience is None:
+            patience = 3 if trigger is None else 1
+        chosen = as_mode(mode, metric, self._mode_of(metric)) if improved is None and trigger is None else mode
+        watch = Monitor(
+            metric,
+            action,
+            record,
+            mode=chosen,
+            improved=improved,
+            trigger=trigger,
+            patience=patience,
+            min_delta=min_delta,
+            cooldown=cooldown,
+            awaits=self._awaits(record, metric),
+        )
+        return self.handle_event(event, watch, filter, name=record)
+
+    def early_stop(
+        self,
+        metric: str,
+        *,
+        mode: Literal["min", "max"] | None = None,
+        patience: int = 3,
+        min_delta: float = 0.0,
+        restore_best: bool = False,
+        event: str | Sequence[str] = ev.EPOCH_COMPLETED,
+        filter: Filter = always,
+        name: str | None = None,
+    ) -> "Loop":
+        """End the run when a metric has not improved for some events in a row.
+
+        Args:
+          metric: Name of a metric of this loop, or of one that `validate` records.
+          mode: "min" or "max"; not needed for the loss, nor for a metric attached before that says which.
+          patience: The run ends at this event in a row without improvement, counted from 1; 0 is the same as 1.
+          min_delta: An improvement is more than this.
+          restore_best: Give back the step state of the best event, whoever ended the run. Needs the memory of a second
+            state, and makes saved states as much larger.
+          event: When to look.
+          filter: At which firings.
+          name: Name of the record in `LoopState.handler_state`.
+        """
+        self._check_idle()
+        record = self._record_name("early_stop", metric, name)
+        stop = EarlyStop(record, HALT_LOOP, restore_best)
+        watch = Monitor(
+            metric,
+            stop,
+            record,
+            mode=as_mode(mode, metric, self._mode_of(metric)),
+            patience=patience,
+            min_delta=min_delta,
+            awaits=self._awaits(record, metric),
+            on_best=stop.on_best,
+        )
+        self.handle_event(event, watch, filter, name=record)
+        self.handle_event(ev.STARTED, stop.on_started, name=record)
+        return self.handle_event((ev.COMPLETED, ev.HALTED), stop.on_end, name=record)
+
+    def reduce_lr_on_plateau(
+        self,
+        metric: str,
+        *,
+        factor: float = 0.1,
+        patience: int = 3,
+        mode: Literal["min", "max"] | None = None,
+        min_lr: float | None = None,
+        min_factor: float | None = None,
+        cooldown: int = 0,
+        min_delta: float = 0.0,
+        event: str | Sequence[str] = ev.EPOCH_COMPLETED,
+        filter: Filter = always,
+        name: str | None = None,
+    ) -> "Loop":
+        """Multiply the learning rate by a factor when a metric has not improved for some events in a row.
+
+        Args:
+          metric: Name of a metric of this loop, or of one that `validate` records.
+          factor: In (0, 1).
+          patience: The rate is lowered at this event in a row without improvement, counted from 1.
+          mode: "min" or "max"; not needed for the loss, nor for a metric attached before that says which.
+          min_lr: The rate does not go below; needs an optimizer whose rate has a name in its state.
+          min_factor: The product of all reductions does not go below.
+          cooldown: Events after a reduction that are not counted.
+          min_delta: An improvement is more than this.
+          event: When to look.
+          filter: At which firings.
+          name: Name of the record in `LoopState.handler_state`.
+        """
+        self._check_idle()
+        record = self._record_name("reduce_lr", metric, name)
+        watch = Monitor(
+            metric,
+            ReduceRate(record, factor, min_lr, min_factor),
+            record,
+            mode=as_mode(mode, metric, self._mode_of(metric)),
+            patience=patience,
+            min_delta=min_delta,
+            cooldown=cooldown,
+            awaits=self._awaits(record, metric),
+        )
+        return self.handle_event(event, watch, filter, name=record)
+
+    def checkpoint(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        criteria: str | None = None,
+        mode: Literal["min", "max"] | None = None,
+        keep_last: int | Literal["all"] | None = None,
+        keep_best: int | Literal["all"] = 1,
+        event: str | Sequence[str] = ev.EPOCH_COMPLETED,
+        filter: Filter = always,
+        file_pattern: str | Callable[[LoopState], str] = "checkpoint_{epoch}_{iteration}",
+        compress: bool = False,
+        name: str | None = None,
+    ) -> "Loop":
+        """Write the loop state to files: at each event, or when a metric improves.
+
+        A file holds what `telic.serialize_state` gives after all other handlers of the event have run; read it with
+        `telic.deserialize_state` and go on with `from_state`.
+
+        Args:
+          directory: Where files go; made when the run starts.
+          criteria: Name of a metric: a file is written when it is better than ever before in this directory.
+          mode: "min" or "max"; not needed for the loss, nor for a metric attached before that says which.
+          keep_last: Newest files that stay, or "all". Without criteria 2; with criteria 0, and any other number writes
+            each event besides the improvements.
+          keep_best: Best files that stay, or "all"; of equal scores the oldest is the best.
+          event: When to write.
+          filter: At which firings.
+          file_pattern: File name with ``{epoch}``, ``{iteration}``, ``{total_iterations}`` and ``{steps}``, or a
+            function of the state; one plain name, which cannot leave the directory.
+          compress: Compress the files with zlib.
+          name: Name of the record in `LoopState.handler_state`.
+        """
+        self._check_idle()
+        if criteria is None and mode is not None:
+            raise ValueError(f"mode={mode!r} says which value of criteria= is better: give criteria as well")
+        record = self._record_name("checkpoint", criteria, name)
+        if keep_last is None:
+            keep_last = 2 if criteria is None else 0
+        saver = Checkpoint(
+            Path(directory),
+            lambda state: serialize_state(state, compress=compress),
+            record,
+            pattern=file_pattern,
+            metric=criteria,
+            mode=None if criteria is None else as_mode(mode, criteria, self._mode_of(criteria)),
+            keep_last=keep_last,
+            keep_best=keep_best,
+            awaits=None if criteria is None else self._awaits(record, criteria),
+        )
+        self.handle_event(ev.STARTED, saver.prepare, name=record)
+        chosen = as_filter(filter)
+        for one in ev.resolve_events(event):
+            # Late, so that the file holds what the event's other handlers remember.
+            self._attachments.append(Attachment(one, saver, chosen, record, late=True))
+        return self
+
+    def _record_name(self, kind: str, metric: str | None, name: str | None) -> str:
+        return record_name(kind, metric, name, filter(None, map(_record_of, self._attachments)))
+
+    def _mode_of(self, metric: str) -> Literal["min", "max"] | None:
+        """Give the direction that a metric of this loop, or the one that a validation computes again, carries."""
+        plain = metric in self._metrics
+        found = [metric] if plain else [m for m in self._metrics if metric == f"validation_{m}"]
+        if not found and metric.startswith("validation_"):
+            found = [m for m in self._metrics if metric.endswith(f"_{m}")]
+        return self._metrics[max(found, key=len)].metric.mode if found else None
+
+    def _awaits(self, record: str, metric: str) -> Callable[[], bool]:
+        """Give a test whether a validation that runs before a handler, and has not run yet, may record a metric."""
+
+        def awaits() -> bool:
+            readers = [(i, a) for i, a in enumerate(self._attachments) if _record_of(a) == record]
+            return any(
+                metric.startswith(v.handler.prefix)
+                and not v.handler.has_run
+                and any(a.event != v.event or a.late or j < i for i, a in readers)
+                for j, v in enumerate(self._attachments)
+                if isinstance(v.handler, _Validation)
+            )
+
+        return awaits
+
     def _evaluation(self, model: Any, averaged: bool) -> StepProgram:
         if model is None:
             if not isinstance(self._program, TrainStep):
@@ -267,7 +544,12 @@ class Loop:
         """Give a loop with the same step, metrics and handlers, to which more can be attached on its own."""
         twin = copying.copy(self)
         twin._metrics = dict(self._metrics)
-        twin._attachments = list(self._attachments)
+        twin._closers = list(self._closers)
+        # Validation computes the metrics of its own loop, so the copy gets its own.
+        twin._attachments = [
+            replace(a, handler=a.handler.of(twin)) if isinstance(a.handler, _Validation) else a
+            for a in self._attachments
+        ]
         twin._running = False
         return twin
 
@@ -361,22 +643,34 @@ class Loop:
         if epochs is None and steps is None:
             epochs = 1
         previous = state if isinstance(state, LoopState) else self._resume
+        if isinstance(self._program, EvalStep) and isinstance(state, LoopState):
+            # An evaluation reads the weights of a run; it does not continue the run.
+            previous, state = None, state.step_state
         if previous is not None and state is not None and not isinstance(state, LoopState):
             raise ValueError("from_state and run(state=...) both give a start: use one")
         given = previous.step_state if previous is not None else state
-        self._running = True
         source = as_source(data)
+        self._running = True
         try:
             cursor = _cursor(previous, epochs, steps, iterations)
-            if previous is not None and cursor.position is not None and cursor.iteration:
-                source.set_state(cursor.position)
-            else:
-                source.begin(cursor.epoch, continuous=steps is not None)
-            first = source.next(View(given, cursor.epoch, cursor.iteration))
-            program = self._program.bind(first[0])
-            start = program.init(first[0]) if given is None else program.adopt(first[0], given)
+            is_iterator = isinstance(data, Iterator) and not isinstance(data, Stateful)
+            if previous is not None and cursor.position is not None and not is_iterator:
+                # Mid-epoch, and where an epoch reads on from the last one. A plain iterator stands where it was left.
+                if cursor.iteration or isinstance(data, Dataset):
+                    source.set_state(cursor.position)
+            source.begin(cursor.epoch, continuous=steps is not None)
+            cursor.position = source.get_state()
+            first, ahead = _peek(source, cursor, given)
+            program = self._program.bind(first)
+            start = program.init(first) if given is None else program.adopt(first, given)
             driver = self._make_driver(program, strict=strict, jit=jit, compiler_options=compiler_options)
-            driver.start(start, first[0])
+            driver.start(start, first)
+            if cursor.iteration and cursor.accumulators is not None:
+                driver.restore("epoch", cursor.accumulators)
+            for name in driver.metric_names:
+                cursor.metrics.added.pop(name, None)
+            cursor.accumulators = None
+            cursor.read_accumulators = lambda: driver.saved("epoch")
             cursor.step_state = driver.step_state
             cursor.bind_model = program.model
             cursor.copier = tree.copy_leaves
@@ -388,15 +682,21 @@ class Loop:
                 period=program.period,
                 clock=time.monotonic,
                 agree=one_process,
-                ahead=deque([first]),
+                ahead=ahead,
+                midway=cursor.iteration > 0 and not is_closed(cursor.counts),
                 plans=getattr(program, "plans", False),
+                leftover="return" if isinstance(data, Dataset) else "keep" if isinstance(data, Iterator) else "drop",
                 debug=debug,
             )
             yield from engine.stream()
+            engine.state.read_accumulators = None
             return engine.state
         finally:
             self._running = False
             source.close()
+            # Also when the run ends by an error, which fires no event.
+            for close in self._closers:
+                close()
 
     def _make_driver(
         self, program: StepProgram, *, strict: bool, jit: bool, compiler_options: Mapping[str, Any] | None
@@ -423,15 +723,25 @@ class _Validation:
     batches: Iterable[Any]
     prefix: str
     _pass: EvaluationPass | None = field(default=None, repr=False)
+    _metrics: dict[str, Reducer] = field(default_factory=dict[str, Reducer], repr=False)
+
+    @property
+    def has_run(self) -> bool:
+        """Whether it has evaluated anything yet."""
+        return self._pass is not None
+
+    def of(self, loop: Loop) -> "_Validation":
+        """Give the same validation for another loop's metrics."""
+        return _Validation(loop, self.program, self.batches, self.prefix)
 
     def __call__(self, state: LoopState) -> None:
-        if self._pass is None:
-            # The metrics are those of the loop when it first validates: all that were attached before the run.
-            reducers = dict(self.loop._metrics)
-            objective = getattr(self.program, "objective", None)
-            if objective is not None and "loss" not in reducers and getattr(objective, "has_loss", True):
-                reducers["loss"] = Reducer("loss", ObjectiveLoss(objective))
-            self._pass = evaluation_pass(self.program, reducers, self.batches, self.loop._placement)
+        if self._pass is None or self._metrics != self.loop._metrics:
+            # The metrics are all those attached before the run; one attached between runs makes a new program.
+            self._metrics = dict(self.loop._metrics)
+            reducers = dict(self._metrics)
+            self._pass = evaluation_pass(
+                self.program, _bound(reducers, self.program), self.batches, self.loop._placement
+            )
         values = self._pass.run(state.step_state)
         state.metrics.add({self.prefix + name: value for name, value in values.items()})
 
@@ -470,10 +780,38 @@ def _bound(reducers: Mapping[str, Reducer], program: StepProgram) -> dict[str, R
     """Give the loop's metrics, the objective's loss first where the step has an objective."""
     objective = getattr(program, "objective", None)
     own: dict[str, Reducer] = {}
-    has_loss = getattr(objective, "has_loss", True)
-    if isinstance(objective, Objective) and "loss" not in reducers and has_loss:
+    if isinstance(objective, Objective) and _has_loss(program):
         own["loss"] = Reducer("loss", ObjectiveLoss(objective))
     return own | dict(reducers)
+
+
+def _has_loss(program: Any) -> bool:
+    """Say whether a step has an objective with a loss: an evaluator may do without."""
+    objective = getattr(program, "objective", None)
+    return isinstance(objective, Objective) and getattr(objective, "has_loss", True)
+
+
+def _record_of(attachment: Attachment) -> str | None:
+    """Give the name of the record that an attached handler keeps, if it watches a metric or writes checkpoints."""
+    handler = attachment.handler
+    return handler.record if isinstance(handler, Monitor | Checkpoint) else None
+
+
+def _peek(source: Source, cursor: LoopState, given: Any) -> tuple[Batch, deque[tuple[Batch, Position]]]:
+    """Give a batch to learn shapes from, and the batches that are read ahead of their use."""
+    is_over = cursor.max_iteration is not None and cursor.iteration >= cursor.max_iteration
+    try:
+        first = source.next(View(given, cursor.epoch, cursor.iteration))
+    except StopIteration:
+        # The state was taken at the epoch's last batch: the shapes are those of the next epoch.
+        is_over = True
+        source.begin(cursor.epoch + 1)
+        first = source.next(View(given, cursor.epoch + 1, 0))
+    if is_over:
+        source.set_state(cursor.position)
+        source.begin(cursor.epoch)
+        return first[0], deque()
+    return first[0], deque([first])
 
 
 def _cursor(previous: LoopState | None, epochs: int | None, steps: int | None, iterations: int | None) -> LoopState:
@@ -481,11 +819,7 @@ def _cursor(previous: LoopState | None, epochs: int | None, steps: int | None, i
     if previous is None:
         cursor = LoopState()
     else:
-        cursor = previous.keep()
-        if cursor.epoch in cursor.history and cursor.status == ev.HALTED:
-            # The epoch in which the loop halted is closed: the next one is the next.
-            cursor.epoch += 1
-            cursor.iteration = 0
+        cursor = settled(previous.keep())
         cursor.status = None
     cursor.max_epoch = epochs
     cursor.max_steps = steps

@@ -7,14 +7,15 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from telic.errors import ContractError, DataError
 from telic.loop import events as ev
+from telic.loop.cursor import open_slot, owes_step
 from telic.loop.filters import Filter, Firing, always
 from telic.loop.ports import Agree, Driver, Position, Source, View
-from telic.loop.state import LoopState, Metrics
+from telic.loop.state import LoopState, Metrics, scalars
 from telic.loop.status import CONTINUE, HALT_EPOCH, HALT_LOOP, Status
 from telic.types import Batch
 
@@ -97,6 +98,7 @@ class Engine:
       plans: The step wants to see all batches of a window before the first of them runs.
       leftover: What becomes of batches read ahead when an epoch is halted: "drop" where each epoch reads the data from
         its beginning, "return" where the source goes back to the last batch used, "keep" where it cannot.
+      midway: The first epoch was begun by the run that this one continues: it goes on where that stood.
       debug: Log each event and what its handlers answered.
     """
 
@@ -110,6 +112,7 @@ class Engine:
     ahead: deque[tuple[Batch, Position]] = field(default_factory=deque[tuple[Batch, Position]])
     plans: bool = False
     leftover: Literal["drop", "return", "keep"] = "drop"
+    midway: bool = False
     debug: bool = False
     _begun: bool = False
     _slot: int = 0
@@ -121,6 +124,8 @@ class Engine:
     _window: Any = None
 
     def __post_init__(self) -> None:
+        if self.midway:
+            self._slot = open_slot(self.state.counts, self.period)
         # Filters that remember do so for one handler of one run.
         self.plan = Plan(tuple(replace(a, filter=a.filter.fresh()) for a in self.plan.attachments))
         self._handlers = {event: self.plan.of(event) for event in ev.EVENTS}
@@ -170,14 +175,18 @@ class Engine:
     def _epoch(self) -> Status:
         """Run one epoch to its end or halt, and record it."""
         state = self.state
-        state.metrics = Metrics()
         began = self.clock()
         self._ended = False
         if self._begun:
             self._give_back()
             self.source.begin(state.epoch, continuous=state.max_steps is not None)
         self._begun = True
-        status = self._fire(ev.EPOCH_STARTED)
+        if self.midway:
+            self.midway = False
+            status = self._catch_up()
+        else:
+            state.metrics = Metrics()
+            status = self._fire(ev.EPOCH_STARTED)
         while status is CONTINUE and self._wants_more():
             entry = self._read()
             if entry is None:
@@ -207,6 +216,14 @@ class Engine:
         state.times[state.epoch] = self.clock() - began
         self.driver.reset("epoch")
         return status
+
+    def _catch_up(self) -> Status:
+        """Go on in an epoch that an earlier run began: fire what was still due when its state was taken."""
+        state = self.state
+        self._show_metrics()
+        if not owes_step(state.counts, self.period):
+            return CONTINUE
+        return self._fire(ev.STEP_COMPLETED, is_last=state.max_steps is not None and state.steps + 1 == state.max_steps)
 
     def _give_back(self) -> None:
         """Deal with batches that the last epoch read ahead and did not use."""

@@ -154,7 +154,7 @@ class State(Protocol):
     total_iterations: int
     max_steps: int | None
     metrics: Any
-    history: dict[int, dict[str, Any]]
+    history: dict[int, dict[str, float]]
     times: dict[int, float]
     handler_state: dict[str, Any]
     status: str | None

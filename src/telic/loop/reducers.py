@@ -11,7 +11,7 @@ from telic import tree
 from telic.contract import Result
 from telic.errors import ContractError, closest
 from telic.mean import Mean
-from telic.metrics.base import Metric
+from telic.metrics.base import Metric, Mode, Reads
 from telic.types import Batch, PyTree
 
 RESERVED = frozenset({"epoch", "iteration"})
@@ -32,7 +32,8 @@ class Reducer:
 
     def init(self, result: Result, batch: Batch) -> PyTree:
         """Give the empty accumulator for results and batches of these shapes."""
-        args, _ = self._arguments(result, batch)
+        # Traced, since a function of the outputs may compute with what it reads.
+        args = jax.eval_shape(lambda result, batch: self._arguments(result, batch)[0], result, batch)
         return jax.tree.map(jnp.asarray, self.metric.init(*args))
 
     def update(self, accumulator: PyTree, result: Result, batch: Batch) -> PyTree:
@@ -65,8 +66,8 @@ class Reducer:
         if name == "batch":
             return batch
         if name.startswith("batch."):
-            return self._walk(name, name.split(".")[1:], batch, "the batch")
-        return self._walk(name, name.split("."), outputs, "the step's outputs")
+            return self._walk(name, name.split(".")[1:], batch, "the batch lacks")
+        return self._walk(name, name.split("."), outputs, "the step's outputs lack")
 
     def _walk(self, name: str, words: list[str], value: Any, where: str) -> Any:
         for word in words:
@@ -80,7 +81,7 @@ class Reducer:
                 case _:
                     known = list(value) if isinstance(value, Mapping) else tree.leaf_names(value)
                     raise ContractError(
-                        f"metric {self.name!r} reads {name!r}, which {where} lack(s).{closest(word, map(str, known))} "
+                        f"metric {self.name!r} reads {name!r}, which {where}.{closest(word, map(str, known))} "
                         f"There: {', '.join(map(str, known)) or 'nothing'}. Choose with reads=(...)"
                     )
         return value
@@ -91,19 +92,21 @@ class _Reported:
     """Metric of something an objective reports: a Mean by its mass, a scalar by the rows of its batch."""
 
     name: str
-    mode: Any = None
+    mode: Mode = None
 
     @property
-    def reads(self) -> Any:
+    def reads(self) -> Reads:
         return (f"metrics.{self.name}", "batch")
 
-    def init(self, value: Any, batch: Any) -> Mean:
+    def init(self, *args: Any) -> Mean:
+        value, _ = args
         like = value.total if isinstance(value, Mean) else value
         dtype = jnp.promote_types(jnp.result_type(like), jnp.float32)
         return Mean(jnp.zeros(jnp.shape(like), dtype), jnp.zeros((), dtype))
 
-    def update(self, acc: Mean, value: Any, batch: Any, *, weights: Any = None) -> Mean:
+    def update(self, acc: Mean, *args: Any, weights: Any = None) -> Mean:
         del weights
+        value, batch = args
         if not isinstance(value, Mean):
             rows = tree.leading_dimension(batch) or 1
             value = Mean(jnp.asarray(value, acc.total.dtype) * rows, jnp.asarray(rows, acc.mass.dtype))

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from telic.errors import TelicError, closest
 from telic.loop.events import Counts
 
@@ -66,6 +68,16 @@ class Metrics(Mapping[str, Any]):
         return f"Metrics({', '.join(self)})"
 
 
+def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Give the metrics that are one number, as floats: what a history keeps, whatever size the others have."""
+    found: dict[str, float] = {}
+    for name, value in metrics.items():
+        number = np.asarray(value) if isinstance(value, bool | int | float) or hasattr(value, "dtype") else None
+        if number is not None and number.ndim == 0 and number.dtype.kind in "biuf":
+            found[name] = float(number)
+    return found
+
+
 @dataclass(eq=False)
 class LoopState:
     """The state of a run. Borrowed by handlers: its arrays are donated to the next step; `keep` copies it.
@@ -82,11 +94,14 @@ class LoopState:
       total_iterations: Batches done over the run.
       max_steps: Planned updates (windows) in all. Live. None means no limit.
       metrics: Metrics of this epoch so far, read lazily.
-      history: Metrics by epoch: ``{epoch: {name: float}}``. Only epochs that ran appear.
+      history: Metrics by epoch: ``{epoch: {name: float}}``. Only epochs that ran appear, and only metrics that are one
+        number; `metrics` has the others.
       times: Seconds by epoch.
       counts: Firings by event, over the run and in this epoch.
       handler_state: What handlers remember, by their unique names.
       status: None while running, then "completed", "halted" or "interrupted".
+      position: Where the data stands after the last batch that was used.
+      accumulators: What the metrics of an open epoch hold, by name: in states that were kept or read back.
     """
 
     step_state: Any = None
@@ -97,12 +112,14 @@ class LoopState:
     total_iterations: int = 0
     max_steps: int | None = None
     metrics: Metrics = field(default_factory=Metrics)
-    history: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])
+    history: dict[int, dict[str, float]] = field(default_factory=dict[int, dict[str, float]])
     times: dict[int, float] = field(default_factory=dict[int, float])
     counts: Counts = field(default_factory=Counts)
     handler_state: dict[str, Any] = field(default_factory=dict[str, Any])
     status: str | None = None
     position: Any = None
+    accumulators: dict[str, list[Any]] | None = field(default=None, repr=False)
+    read_accumulators: Callable[[], dict[str, list[Any]]] | None = field(default=None, repr=False)
     bind_model: Callable[[Any], Any] | None = field(default=None, repr=False)
     copier: Callable[[Any], Any] | None = field(default=None, repr=False)
 
@@ -145,4 +162,6 @@ class LoopState:
             times=dict(self.times),
             counts=Counts(dict(self.counts.total), dict(self.counts.epoch)),
             handler_state=dict(self.handler_state),
+            accumulators=self.accumulators if self.read_accumulators is None else self.read_accumulators(),
+            read_accumulators=None,
         )

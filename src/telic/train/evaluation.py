@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -54,7 +54,7 @@ class EvalStep:
     """
 
     objective: Objective
-    policy: Policy = Policy()
+    policy: Policy = field(default_factory=Policy)
     averaged: bool = False
     period: int = 1
 

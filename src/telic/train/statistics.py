@@ -1,7 +1,5 @@
 """Pooling the statistics of several microbatches and reducing them once."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 

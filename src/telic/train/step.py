@@ -6,8 +6,9 @@ have mass. With one attempt per window the two are one select, and no sums are k
 """
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import jax
@@ -15,27 +16,26 @@ import jax.numpy as jnp
 import optax
 
 from telic import ema, tree
-from telic.contract import Objective, Result, Step, call_loss
-from telic.errors import ContractError, NonFiniteError
+from telic.contract import Objective, Result, Step, call_loss, owns_statistics
+from telic.errors import ContractError, NonFiniteError, ReplayWarning
 from telic.mean import Terms
-from telic.precision import Identity, LossScale, Policy
+from telic.precision import Dynamic, Identity, LossScale, Policy
 from telic.train import slices
 from telic.train import statistics as statistic
 from telic.train import window as windows
 from telic.train.attempt import (
     CHECKS,
     Attempt,
-    Seed,
     cast_batch,
     cast_variables,
     checked_names,
-    local_value,
     make_attempt,
     outputs_of,
     planned_value,
 )
 from telic.train.commit import commit
 from telic.train.evaluation import EvalStep
+from telic.train.masses import MassReads, mass_reads
 from telic.train.state import Learner, Rejections, TrainState, Window
 from telic.types import Array, Batch, Key, PyTree, Variables
 
@@ -69,13 +69,20 @@ class TrainStep:
     accumulate: int = 1
     microbatch: int | None = None
     trainable: tree.PathFilter | None = None
-    policy: Policy = Policy()
+    policy: Policy = field(default_factory=Policy)
     loss_scale: LossScale | None = None
     nonfinite: Literal["reject", "raise", "allow"] = "reject"
     max_rejected: int = 20
     keep_previous: bool | None = None
     make_state: Callable[[Any, Key], TrainState] | None = None
     plans: bool = False
+
+    def __post_init__(self) -> None:
+        if self.nonfinite == "allow" and isinstance(self.loss_scale, Dynamic):
+            raise ValueError(
+                "a dynamic loss scale overflows on purpose, and nonfinite='allow' would apply what overflowed: use "
+                "nonfinite='reject', or a static loss scale"
+            )
 
     @property
     def period(self) -> int:
@@ -107,12 +114,19 @@ class TrainStep:
         variables = self.policy.cast_params(checked_variables(self.objective, initializer(init_key)))
         variables = tree.copy_leaves(variables)
         trained = self.trained(variables)
+        try:
+            opt_state = tree.copy_leaves(self.optimizer.init(trained))
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise ContractError(
+                f"the optimizer does not fit the trainable parameters: {error}. It is given params itself, with the "
+                f"leaves {', '.join(tree.leaf_names(trained))}, and None at each leaf that is not trained"
+            ) from error
         spec = self.objective.ema
         everything = {**jax.tree.map(lambda _: None, variables), "params": trained}
         return TrainState(
             variables=variables,
             learner=Learner(
-                opt_state=tree.copy_leaves(self.optimizer.init(trained)),
+                opt_state=opt_state,
                 ema=None if spec is None else spec.start(variables, everything),
                 window=Window(slot=jnp.zeros((), jnp.int32)),
                 loss_scale=self.scale,
@@ -126,51 +140,103 @@ class TrainStep:
         )
 
     def adopt(self, batch: Batch, given: Any) -> TrainState:
-        """Give a starting state from a TrainState (copied), or from full or partial variables.
+        """Give a starting state from a TrainState (copied, free to run again), or from full or partial variables.
 
         Raises:
           TypeError: It is neither.
+          ContractError: It belongs to another model, optimizer or average, or its window is open and does not fit.
         """
+        bound = self.bind(batch)
         match given:
             case TrainState():
-                # The structure of a fresh state is the contract; a window that was never opened is opened.
-                return self.bind(batch).open(tree.copy_leaves(given), batch)
+                _check_same_kind(given, jax.eval_shape(bound.initial_state, bound.objective.initializer, self.key))
+                return bound.open(bound.resume(tree.copy_leaves(given)), batch)
             case Mapping():
-                fresh = self.init(batch)
+                make = self.make_state or bound.initial_state
+                fresh = make(bound.objective.initializer, self.key)
                 variables, _, unknown = tree.overlay(fresh.variables, tree.as_plain(given), what="state")
                 if unknown:
                     raise ContractError(
                         f"state= holds leaves the model lacks: {', '.join(unknown)}; "
                         f"it has {', '.join(tree.leaf_names(fresh.variables))}"
                     )
-                cast = jax.tree.map(lambda new, old: jnp.array(new, old.dtype, copy=True), variables, fresh.variables)
-                return fresh.replace(variables=cast)
+                cast = jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), variables, fresh.variables)
+                # Optimizer state and average start from these weights too.
+                return bound.open(make(jax.tree_util.Partial(_given_variables, cast), self.key), batch)
             case _:
                 raise TypeError(
                     f"state= takes a TrainState, a LoopState or a mapping of variables, got {type(given).__name__}"
                 )
 
     def open(self, state: TrainState, batch: Batch) -> TrainState:
-        """Give a state whose window has room for what this step accumulates."""
-        if self.accumulate == 1 or state.window.statistics is not None:
+        """Give a state whose window has room for what this step accumulates, and check the loss's masses.
+
+        A window that is open and fits stays as it is.
+
+        Raises:
+          ContractError: A mass depends on the parameters, or an open window is not one of this step.
+        """
+        self._mass_reads(state, batch)
+        empty = Window(slot=jnp.zeros((), jnp.int32))
+        if self.accumulate > 1:
+            empty = self._empty_window(state, batch)
+        if windows.same_kind(state.window, empty, self.accumulate):
             return state
-        return state.replace(window=self._empty_window(state, batch))
+        if windows.holds_attempts(state.window):
+            raise ContractError(
+                f"the state's window is open after {int(state.window.slot)} attempts, and this step "
+                f"(accumulate={self.accumulate}) keeps another kind of window: continue with the options the state was "
+                "made with, or close its window first with that step's flush(state)"
+            )
+        return state.replace(window=empty)
+
+    def can_plan(self, state: TrainState, batch: Batch) -> bool:
+        """Say whether a window's masses can be known before its first attempt, so that `Terms` need one pass.
+
+        Where it holds, `dataclasses.replace(step, plans=True)` gives the step that takes `window_of`; `open` gives its
+        state. Warns when the loss is made of `Terms` and its windows have to run each microbatch twice.
+        """
+        if self.accumulate == 1 or self.microbatch is not None:
+            return False
+        shapes = jax.eval_shape(self._attempt, state, batch)
+        if not isinstance(shapes.statistics, Terms):
+            return False
+        reads = self._mass_reads(state, batch)
+        unknown = reads.trained + reads.moving
+        if unknown:
+            warnings.warn(
+                f"the masses of these Terms may read {', '.join(unknown)}, so a window cannot be planned and runs each "
+                "microbatch twice; compute the masses from the batch alone to need one pass",
+                ReplayWarning,
+                stacklevel=2,
+            )
+        return not unknown
+
+    def _mass_reads(self, state: TrainState, batch: Batch) -> MassReads:
+        return mass_reads(
+            self.objective,
+            state.variables,
+            self.trained(state.variables),
+            batch,
+            self._info(state, state.attempts, state.microbatches, state.variables),
+            policy=self.policy,
+        )
 
     def _empty_window(self, state: TrainState, batch: Batch) -> Window:
         """Give an empty window of the kind that this objective's statistics need."""
-        shapes = jax.eval_shape(lambda s, b: self._attempt(s, b, local_value), state, batch)
+        shapes = jax.eval_shape(self._attempt, state, batch)
         collections = {name: tree_ for name, tree_ in state.variables.items() if name != "params"}
-        if windows.is_shared(shapes.statistics):
+        if statistic.is_shared(self.objective, shapes.statistics):
             return windows.shared(shapes, shapes.gradient)
         if isinstance(shapes.statistics, Terms) and self.plans:
             return windows.planned(shapes, shapes.gradient, collections, state.microbatches)
-        return windows.replayed(shapes, batch, collections, state.microbatches, self._slots(batch))
+        return windows.replayed(
+            shapes, batch, collections, state.microbatches, accumulate=self.accumulate, own=self._owns
+        )
 
-    def _slots(self, batch: Batch) -> int:
-        if self.microbatch is None:
-            return self.accumulate
-        rows = tree.leading_dimension(batch) or 1
-        return -(-rows // self.microbatch)
+    @property
+    def _owns(self) -> bool:
+        return owns_statistics(self.objective)
 
     @property
     def scale(self) -> LossScale:
@@ -178,12 +244,23 @@ class TrainStep:
         return self.loss_scale if self.loss_scale is not None else Identity()
 
     def trained(self, variables: Variables) -> PyTree:
-        """Give ``params`` with None at each leaf that is not trained."""
+        """Give ``params`` with None at each leaf that is not trained.
+
+        Raises:
+          ValueError: A glob of `trainable` names no parameter, or nothing is left to train. Selecting everything is
+            what None does, and allowed.
+        """
         params = {"params": variables["params"]}
         if self.trainable is not None:
             tree.check_selects(params, self.trainable, what="trainable")
             params, _ = tree.partition(params, self.trainable)
-        return jax.tree.map(lambda leaf: leaf if tree.is_float(leaf) else None, params["params"])
+        trained = jax.tree.map(lambda leaf: leaf if tree.is_float(leaf) else None, params["params"])
+        if not jax.tree.leaves(trained):
+            raise ContractError(
+                "there is nothing to train: no selected leaf of params is floating-point; params has "
+                f"{', '.join(tree.leaf_names(variables['params'])) or 'no leaves'}"
+            )
+        return trained
 
     # -- attempts ------------------------------------------------------------------------------------------------
 
@@ -211,7 +288,9 @@ class TrainStep:
             averaged=None if average is None else jax.lax.stop_gradient(average),
         )
 
-    def _attempt(self, state: TrainState, batch: Batch, seed: Seed | None) -> Attempt:
+    def _attempt(
+        self, state: TrainState, batch: Batch, *, planned: PyTree = None, differentiate: bool = True
+    ) -> Attempt:
         return make_attempt(
             self.objective,
             state.variables,
@@ -220,14 +299,19 @@ class TrainStep:
             self._info(state, state.attempts, state.microbatches, state.variables),
             policy=self.policy,
             loss_scale=state.loss_scale,
-            seed=seed,
+            seed=None if planned is None else planned_value(planned),
+            differentiate=differentiate,
         )
 
     def _single(self, state: TrainState, batch: Batch) -> Result:
         """One attempt that is its own window: the commit is computed always and kept by a select."""
-        attempt = self._attempt(state, batch, local_value)
+        attempt = self._attempt(state, batch)
         trained = self.trained(state.variables)
         variables = {**state.variables, **(attempt.aux.variables or {})}
+        if _narrows(attempt.gradient, trained):
+            # A gradient that is finite in float32 can overflow in the dtype of its parameter.
+            flags = jnp.concatenate([attempt.finite[: len(CHECKS)], _finite_in_dtype(attempt.gradient, trained)])
+            attempt = dataclasses.replace(attempt, finite=flags)
         done = commit(
             state,
             self.objective,
@@ -273,18 +357,16 @@ class TrainStep:
         state = self._mark_start(state)
         window = state.window
         replays = window.gradient is None
-        if window.planned is not None:
-            seed: Seed | None = planned_value(window.planned)
-        else:
-            seed = None if replays else local_value
-        attempt = self._attempt(state, batch, seed)
+        attempt = self._attempt(state, batch, planned=window.planned, differentiate=not replays)
         accepted = self._accepts(state, attempt.finite)
+        kept_out = jnp.asarray(False)
         start = windows.start_of(window)
         if start is not None:
             # The window is the unit of rejection: after one rejected attempt the others of it change nothing.
-            whole = accepted & ~start.failed
-            window = windows.with_start(window, dataclasses.replace(start, failed=start.failed | ~accepted))
-            accepted = whole
+            kept_out = start.failed
+            failed = start.failed | (~accepted & ~state.rejections.stopped)
+            window = windows.with_start(window, dataclasses.replace(start, failed=failed))
+            accepted = accepted & ~kept_out
         if replays:
             window = windows.store(
                 window,
@@ -294,17 +376,14 @@ class TrainStep:
                 variables=state.variables,
                 index=state.attempts,
                 step=state.microbatches,
-                accumulate=self._slots(batch) if self.microbatch is None else self._room(window),
+                own=self._owns,
             )
         else:
             window = windows.add(window, attempt, accepted)
         variables = {**state.variables, **(attempt.aux.variables or {})}
         folded = state.replace(variables=variables)
         kept = tree.select(accepted, folded, state).replace(window=window)
-        return self._result(kept, state, attempt, attempt.finite, accepted)
-
-    def _room(self, window: Window) -> int:
-        return int(window.stored[0][0].used.shape[0])
+        return self._result(kept, state, attempt, attempt.finite, accepted, kept_out=kept_out)
 
     def _mark_start(self, state: TrainState) -> TrainState:
         """At a window's first attempt, note what a rejected window goes back to."""
@@ -319,16 +398,13 @@ class TrainStep:
     def _close(self, state: TrainState, count: int | None = None) -> TrainState:
         """Commit the window's sums if they have mass, empty them and set the slot to 0."""
         window, trained = state.window, self.trained(state.variables)
-        good = jnp.asarray(True)
-        leaves = jnp.ones((state.rejections.finite.shape[0] - len(CHECKS),), bool)
         if window.planned is not None:
             value, gradient, has_data = windows.planned_gradient(window)
         elif window.gradient is not None:
             value, gradient, has_data = windows.shared_gradient(window)
         else:
             value, gradient, has_data = self._replayed(state, trained, count)
-            leaves = jnp.stack([jnp.isfinite(g).all() for g in jax.tree.leaves(gradient)])
-            good = leaves.all() | (self.nonfinite == "allow")
+        leaves = _finite_in_dtype(gradient, trained)
         done = commit(
             state,
             self.objective,
@@ -341,19 +417,23 @@ class TrainStep:
             qk_stats=window.qk_stats,
         )
         finite = jnp.concatenate([jnp.ones((len(CHECKS),), bool), leaves])
+        if window.planned is not None:
+            finite = finite.at[CHECKS.index("plan")].set(windows.kept_plan(window))
         finite = self._with_result(finite, state, done)
         good = finite.all() | (self.nonfinite == "allow")
         kept = tree.select(has_data & good, done, state)
+        undone = lost = has_data & ~good
         start = windows.start_of(window)
         if start is not None:
-            lost = start.failed | (has_data & ~good)
+            lost = start.failed | undone
             before = {**state.variables, **start.collections}
             kept = tree.select(lost, state.replace(variables=before, microbatches=start.microbatches), kept)
+        if window.gradient is None:
+            # A replayed window's gradient is known here first, so its overflow moves the loss scale here.
+            shrunk = state.loss_scale.adjust(jnp.asarray(False))
+            kept = kept.replace(loss_scale=tree.select(has_data & ~leaves.all(), shrunk, state.loss_scale))
         if self.nonfinite != "allow":
-            undone = has_data & ~good
-            kept = kept.replace(
-                rejections=self._record(kept, finite, ~undone, state.attempts - 1, None, counted=undone)
-            )
+            kept = kept.replace(rejections=self._record_window(state, finite, has_data, undone=undone, lost=lost))
         empty = windows.cleared(window)
         return kept.replace(window=dataclasses.replace(empty, slot=jnp.zeros_like(empty.slot)))
 
@@ -365,16 +445,13 @@ class TrainStep:
             statistics, _ = call_loss(
                 self.objective, cast_variables(self.policy, view), cast_batch(self.policy, batch), info
             )
-            return statistic.canonical(statistics)
+            return statistic.canonical(statistics, own=self._owns)
 
-        slots = state.window.stored[0][0]
-        example = jax.tree.map(lambda x: x[0], slots)
-        original = jax.eval_shape(lambda s, e: self._attempt(s, e.batch, None).statistics, state, example)
         return windows.replayed_gradient(
             state.window,
             trained,
             replay=run,
-            reduce=lambda pooled: statistic.reduce(self.objective, original, pooled),
+            reduce=lambda pooled: statistic.reduce(self.objective, pooled),
             scale=state.loss_scale,
             count=count,
         )
@@ -386,11 +463,10 @@ class TrainStep:
             return self._single(state, batch)
         count, rest = divmod(rows, size)
         attempts = count + (rest > 0)
-        planner = dataclasses.replace(self, plans=True)
         example = jax.tree.map(lambda x: x[:size], batch)
-        window = planner._empty_window(state, example)
-        if window.planned is None and window.gradient is None:
-            window = dataclasses.replace(self, microbatch=None, accumulate=attempts)._empty_window(state, example)
+        inner = dataclasses.replace(self, microbatch=None, accumulate=attempts)
+        inner = dataclasses.replace(inner, plans=inner.can_plan(state, example))
+        window = inner._empty_window(state, example)
         whole = jax.tree.map(lambda x: x[: count * size].reshape(count, size, *x.shape[1:]), batch)
         last = jax.tree.map(lambda x: x[count * size :], batch)
         if window.planned is not None:
@@ -414,7 +490,7 @@ class TrainStep:
     def _masses(self, state: TrainState, batch: Batch, offset: Any) -> PyTree:
         """Give the masses of one microbatch by term; everything else is dead code once compiled."""
         moment = state.replace(attempts=state.attempts + jnp.asarray(offset, state.attempts.dtype))
-        attempt = self._attempt(moment, batch, None)
+        attempt = self._attempt(moment, batch, differentiate=False)
         return {name: mean.mass for name, mean in statistic.canonical(attempt.statistics).items()}
 
     def _planned_masses(self, state: TrainState, whole: Batch, last: Batch | None, count: int) -> PyTree:
@@ -432,7 +508,11 @@ class TrainStep:
           state: The state before the window's first attempt.
           batches: The window's microbatches, K of them, or fewer in a short last window.
         """
-        masses = [self._masses(state, batch, i) for i, batch in enumerate(batches)]
+        shapes = [[jnp.shape(x) for x in jax.tree.leaves(batch)] for batch in batches]
+        same = next((i for i, s in enumerate(shapes) if s != shapes[0]), len(batches))
+        stacked = jax.tree.map(lambda *x: jnp.stack(x), *batches[:same])
+        masses = [self._planned_masses(state, stacked, None, same)]
+        masses += [self._masses(state, batch, i) for i, batch in enumerate(batches[same:], start=same)]
         return jax.tree.map(lambda *m: sum(m[1:], start=m[0]), *masses)
 
     def flush(self, state: TrainState) -> TrainState:
@@ -456,40 +536,69 @@ class TrainStep:
         if keep is None and _num_bytes((state.variables, state.opt_state)) > SMALL_STATE_BYTES:
             return finite
         result = tree.all_finite((done.variables, done.opt_state, done.ema))
-        return finite.at[CHECKS.index("optimizer result")].set(result)
+        # The optimizer is named only where what it was given was finite.
+        return finite.at[CHECKS.index("optimizer result")].set(result | ~finite.all())
 
     def _accepts(self, state: TrainState, finite: Array) -> Array:
         if self.nonfinite == "allow":
             return jnp.asarray(True)
         return finite.all() & ~state.rejections.stopped
 
+    @property
+    def _budget(self) -> int:
+        return 1 if self.nonfinite == "raise" else self.max_rejected
+
     def _record(
-        self, state: TrainState, finite: Array, accepted: Array, attempt: Array, value: Array | None, *, counted: Array
+        self, state: TrainState, attempt: Attempt, finite: Array, *, accepted: Array, counted: Array
     ) -> Rejections:
         """Update the record of rejections; nothing changes where `counted` is False."""
         old = state.rejections
         consecutive = jnp.where(accepted, 0, old.consecutive + 1)
-        budget = 1 if self.nonfinite == "raise" else self.max_rejected
         new = Rejections(
             total=old.total + (~accepted).astype(jnp.int32),
             consecutive=consecutive,
-            last=jnp.where(accepted, old.last, attempt),
+            last=jnp.where(accepted, old.last, state.attempts),
             finite=jnp.where(accepted, old.finite, finite),
-            last_loss=old.last_loss if value is None else jnp.where(accepted, value.astype(jnp.float32), old.last_loss),
-            stopped=old.stopped | (consecutive >= budget),
+            last_loss=jnp.where(accepted & attempt.has_data, attempt.value.astype(jnp.float32), old.last_loss),
+            windows=old.windows,
+            stopped=old.stopped | (consecutive >= self._budget),
         )
         return tree.select(counted, new, old)
 
+    def _record_window(
+        self, state: TrainState, finite: Array, has_data: Array, *, undone: Array, lost: Array
+    ) -> Rejections:
+        """Update the record when a window closes: lost windows in a row end the run as rejected attempts do."""
+        old = state.rejections
+        in_a_row = jnp.where(lost, old.windows + 1, jnp.where(has_data, 0, old.windows))
+        return dataclasses.replace(
+            old,
+            total=old.total + undone.astype(jnp.int32),
+            last=jnp.where(undone, state.attempts - 1, old.last),
+            finite=jnp.where(undone, finite, old.finite),
+            windows=in_a_row,
+            stopped=old.stopped | (in_a_row >= self._budget),
+        )
+
     def _result(
-        self, after: TrainState, before: TrainState, attempt: Attempt, finite: Array, accepted: Array
+        self,
+        after: TrainState,
+        before: TrainState,
+        attempt: Attempt,
+        finite: Array,
+        accepted: Array,
+        kept_out: Array | None = None,
     ) -> Result:
-        """Advance the attempt's counters and record, and gather its outputs."""
+        """Advance the attempt's counters and record, and gather its outputs.
+
+        `kept_out` says that the attempt changes nothing because an earlier one of its window was rejected: it is not
+        rejected itself.
+        """
         running = ~before.rejections.stopped
         learner: dict[str, Any] = {"microbatches": before.microbatches + accepted.astype(jnp.int32)}
         if self.nonfinite != "allow":
-            learner["rejections"] = self._record(
-                before, finite, accepted, before.attempts, attempt.value, counted=running
-            )
+            counted = running if kept_out is None else running & ~kept_out
+            learner["rejections"] = self._record(before, attempt, finite, accepted=accepted, counted=counted)
         # The scale follows the gradient: an optimizer that overflows by itself does not shrink it.
         adjusted = before.loss_scale.adjust(attempt.finite.all())
         learner["loss_scale"] = tree.select(running, adjusted, before.loss_scale)
@@ -519,13 +628,19 @@ class TrainStep:
         record = state.rejections
         names = self.checked_names(state)
         bad = tuple(n for n, ok in zip(names, jax.device_get(record.finite).tolist(), strict=True) if not ok)
-        attempt, count, last = int(record.last), int(record.consecutive), float(record.last_loss)
+        attempt, last = int(record.last), float(record.last_loss)
+        attempts, lost = int(record.consecutive), int(record.windows)
+        count = f"{attempts} rejected attempt(s)" if attempts >= self._budget else f"{lost} lost window(s)"
         cause = ""
         if not bool(tree.all_finite(state.variables)):
             cause = " The variables themselves are not finite: the optimizer produced them in an earlier commit."
+        if "mass ≥ 0" in bad:
+            cause += " A mass is negative: masses count data, so they are 0 or more."
+        if "plan" in bad:
+            cause += " The window's masses are not those it was planned with: give window_of exactly its batches."
         shown = ", ".join(bad[:6]) + (f", ... ({len(bad)} in all)" if len(bad) > 6 else "")
         raise NonFiniteError(
-            f"training stopped after {count} rejected attempt(s) in a row: not finite in attempt {attempt}: {shown}. "
+            f"training stopped after {count} in a row: not finite in attempt {attempt}: {shown}. "
             f"The last finite loss was {last:.6g}.{cause} The state holds what was committed before. "
             "Look at that batch, lower the learning rate, clip the gradient, or raise max_rejected.",
             leaves=bad,
@@ -540,7 +655,10 @@ class TrainStep:
     def resume(self, state: TrainState) -> TrainState:
         """Clear the stop flag: a new run may try again."""
         record = dataclasses.replace(
-            state.rejections, stopped=jnp.zeros((), bool), consecutive=jnp.zeros((), jnp.int32)
+            state.rejections,
+            stopped=jnp.zeros((), bool),
+            consecutive=jnp.zeros((), jnp.int32),
+            windows=jnp.zeros((), jnp.int32),
         )
         return state.replace(rejections=record)
 
@@ -573,6 +691,54 @@ def checked_variables(objective: Objective, variables: Any) -> dict[str, Any]:
             "write {'params': ..., ...}"
         )
     return tree.as_plain(variables)
+
+
+def _given_variables(variables: Any, key: Key) -> Any:
+    """Initializer that gives the variables it holds."""
+    del key
+    return variables
+
+
+def _check_same_kind(given: TrainState, expected: TrainState) -> None:
+    """Raise unless a state has the leaves that this model, optimizer and average give.
+
+    Raises:
+      ContractError: A leaf is missing, unknown, or of another shape or dtype; it is named.
+    """
+    what = {
+        "variables": "the model",
+        "opt_state": "the optimizer or trainable=",
+        "ema": "objective.ema",
+        "loss_scale": "loss_scale=",
+    }
+    for part, cause in what.items():
+        old, new = getattr(given, part), getattr(expected, part)
+        before, after = tree.named_leaves(old), tree.named_leaves(new)
+        wrong = [f"{n} is missing" for n in after if n not in before]
+        wrong += [f"{n} is unknown" for n in before if n not in after]
+        wrong += [
+            f"{n} is {jnp.result_type(before[n])}{list(jnp.shape(before[n]))}, expected {leaf.dtype}{list(leaf.shape)}"
+            for n, leaf in after.items()
+            if n in before and (jnp.shape(before[n]), jnp.result_type(before[n])) != (leaf.shape, leaf.dtype)
+        ]
+        if not wrong and jax.tree.structure(old) != jax.tree.structure(new):
+            wrong = [f"{jax.tree.structure(old)} is not {jax.tree.structure(new)}"]
+        if wrong:
+            raise ContractError(
+                f"state= was made with another {part}: {'; '.join(wrong[:6])}. Use {cause} it was made with, or pass "
+                "state.variables to start from its weights alone"
+            )
+
+
+def _narrows(gradient: PyTree, trained: PyTree) -> bool:
+    pairs = zip(jax.tree.leaves(gradient), jax.tree.leaves(trained), strict=True)
+    return any(g.dtype != p.dtype for g, p in pairs)
+
+
+def _finite_in_dtype(gradient: PyTree, trained: PyTree) -> Array:
+    """Say for each leaf whether its gradient is finite in the dtype of its parameter: bool [leaves]."""
+    pairs = zip(jax.tree.leaves(gradient), jax.tree.leaves(trained), strict=True)
+    return jnp.stack([jnp.isfinite(g.astype(p.dtype)).all() for g, p in pairs])
 
 
 def _num_bytes(values: PyTree) -> int:

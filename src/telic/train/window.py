@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from telic import tree
 from telic.errors import ContractError, ShapeError
@@ -350,6 +351,30 @@ def cleared(window: Window) -> Window:
     )
 
 
+def holds_attempts(window: Window) -> bool:
+    """Say whether attempts were made in a window since it was empty."""
+    return not isinstance(window.slot, Tracer | jax.ShapeDtypeStruct) and int(window.slot) > 0
+
+
+def same_kind(window: Window, empty: Window, accumulate: int) -> bool:
+    """Say whether a window can go on as one of the kind of an empty one; an open one with other batch shapes can."""
+    is_open = holds_attempts(window)
+    if is_open and int(window.slot) >= accumulate:
+        return False
+
+    def form(w: Window) -> Any:
+        stored = w.stored
+        slots = None
+        if isinstance(stored, tuple):
+            groups, start = stored
+            slots, stored = groups[0].used.shape, (None if is_open else groups, start)
+        whole = dataclasses.replace(w, stored=stored)
+        shapes = [(jnp.shape(x), jnp.result_type(x)) for x in jax.tree.leaves(whole)]
+        return jax.tree.structure(whole), shapes, slots
+
+    return form(window) == form(empty)
+
+
 def start_of(window: Window) -> Start | None:
     """Give what the window goes back to when it is the unit of rejection, else None."""
     match window.stored:
@@ -370,5 +395,3 @@ def with_start(window: Window, start: Start) -> Window:
             return dataclasses.replace(window, stored=(groups, start))
         case _:
             raise ContractError("this window has no start of its own")
-
-

@@ -1,0 +1,72 @@
+"""Rung 3, an objective function with two forward passes: digits and their moved copies are taught to find each other.
+
+No label is used. Each digit and a moved, noisy copy of it go through one encoder; the loss asks each digit to be most
+similar to its own copy among all copies of the batch. The similarities are returned as the prediction, so that a
+metric of the loop can read them.
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import linen as nn
+
+import telic
+from telic.data import columns, digits_split
+
+
+class Encoder(nn.Module):
+    """Gives unit vectors of 32 numbers."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(nn.Dense(128)(x.reshape(x.shape[0], -1)))
+        x = nn.Dense(32)(x)
+        return x / (jnp.linalg.norm(x, axis=-1, keepdims=True) + 1e-6)
+
+
+def augmented(key, images):
+    """Give copies, each moved by up to three pixels and with noise."""
+    move_key, noise_key = jax.random.split(key)
+    by = jax.random.randint(move_key, (images.shape[0], 2), 0, 7)
+    padded = jnp.pad(images, ((0, 0), (3, 3), (3, 3), (0, 0)))
+    moved = jax.vmap(lambda image, at: jax.lax.dynamic_slice(image, (at[0], at[1], 0), (28, 28, 1)))(padded, by)
+    return moved + 0.1 * jax.random.normal(noise_key, images.shape)
+
+
+def find_the_copy(forward, variables, inputs, targets):
+    """Give the loss of each digit, and the similarities [batch, batch] as the prediction."""
+    output = forward(variables, inputs)
+    copies = forward(variables, augmented(forward.step.key, inputs)).prediction
+    logits = output.prediction @ copies.T / 0.1
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.arange(logits.shape[0]))
+    return losses, output.replace(prediction=logits)
+
+
+def found(logits):
+    """Say for each digit whether its own copy is the most similar one."""
+    return jnp.argmax(logits, axis=-1) == jnp.arange(logits.shape[0])
+
+
+def retrieval(variables) -> float:
+    """Give the share of 500 test digits that find their own copy among 500 copies."""
+    digits = jnp.asarray(digits_split("test")["inputs"][:500])
+    copies = augmented(jax.random.key(7), digits)
+    encode = Encoder().apply
+    weights = {"params": variables["params"]}
+    return float(jnp.mean(found(encode(weights, digits) @ encode(weights, copies).T)))
+
+
+def main() -> tuple[float, float]:
+    """Train, and give the retrieval accuracy of the untrained and of the trained encoder."""
+    data = columns({"inputs": digits_split("train")["inputs"]}, batch=128)
+    trainer = telic.Trainer(telic.supervised(Encoder(), find_the_copy), telic.optimizers.adam(2e-3), key=0)
+    loop = trainer.loop(log=0).metric(found, reads=("prediction",)).progress()
+
+    untrained = retrieval(trainer.place(example={"inputs": jnp.zeros((1, 28, 28, 1))}).variables)
+    trained = retrieval(loop.run(data, epochs=5).step_state.variables)
+    print(f"retrieval accuracy: untrained {untrained:.3f}, trained {trained:.3f}")
+    return untrained, trained
+
+
+if __name__ == "__main__":
+    main()

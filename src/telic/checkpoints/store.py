@@ -1,0 +1,163 @@
+"""Arrays and a manifest on the disk, through Orbax: the only module that imports it.
+
+Small leaves share one array, because the store costs about as much for a scalar as for a megabyte. Every leaf has a
+checksum of its own: Orbax writes none over array values, and a flipped bit comes back as another number.
+"""
+
+import hashlib
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orbax.checkpoint as ocp
+
+from telic.checkpoints import files
+from telic.checkpoints.leaves import Leaf
+from telic.checkpoints.manifest import Entry, Manifest, dtype_of, encode, is_plain
+from telic.checkpoints.manifest import read as read_manifest
+from telic.checkpoints.points import reach
+from telic.errors import CheckpointError
+
+SMALL = "small"
+"""The array that small leaves share."""
+
+SMALL_BYTES = 2**16
+"""A leaf of at most this size shares an array with others."""
+
+MAX_RATIO = 4096
+"""Bytes of arrays for each byte on the disk, at most: more is no checkpoint but a bomb."""
+
+MANIFEST = Path("manifest") / "metadata"
+"""Where Orbax puts the JSON of a checkpoint's manifest."""
+
+
+def pack(leaves: Mapping[str, Leaf]) -> tuple[dict[str, Entry], dict[str, np.ndarray[Any, Any]]]:
+    """Give the entries of leaves and the arrays to be stored."""
+    entries: dict[str, Entry] = {}
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    small: list[bytes] = []
+    offset = 0
+    for name, leaf in leaves.items():
+        data = np.ascontiguousarray(leaf.data).reshape(leaf.data.shape)
+        dtype = dtype_of(data.dtype.name).name
+        view = memoryview(data.reshape(-1).view(np.uint8))
+        digest = hashlib.sha256(view).hexdigest()
+        if data.nbytes <= SMALL_BYTES:
+            entries[name] = Entry(data.shape, dtype, digest, SMALL, offset, leaf.key)
+            small.append(bytes(view))
+            offset += data.nbytes
+        else:
+            at = f"a{len(arrays):06d}"
+            entries[name] = Entry(data.shape, dtype, digest, at, None, leaf.key)
+            arrays[at] = data if is_plain(data.dtype) else data.view(np.uint8)
+    # The store refuses arrays without elements.
+    arrays[SMALL] = np.frombuffer(b"".join((*small, b"\0")), np.uint8)
+    return entries, arrays
+
+
+def write(root: Path, name: str, manifest: Manifest, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """Write a checkpoint and make it visible.
+
+    Raises:
+      OSError: It could not be written; nothing of it is visible.
+    """
+    writing = files.inside(root, name + files.WRITING)
+    with _checkpointer() as checkpointer:
+        checkpointer.save(
+            os.fspath(writing.absolute()),
+            args=ocp.args.Composite(
+                arrays=ocp.args.PyTreeSave(dict(arrays)), manifest=ocp.args.JsonSave(encode(manifest))
+            ),
+        )
+    reach("arrays_written")
+    files.commit(root, name)
+
+
+def read(root: Path, name: str) -> tuple[Manifest, dict[str, Leaf]]:
+    """Read a checkpoint whole and check every leaf of it.
+
+    Raises:
+      CheckpointError: Something in it is damaged; the text names what.
+    """
+    path = files.inside(root, name)
+    if path.is_symlink():
+        raise CheckpointError("it is a link, not a checkpoint written here")
+    manifest = read_manifest(path / MANIFEST)
+    return manifest, _read_arrays(path, manifest)
+
+
+def _read_arrays(path: Path, manifest: Manifest) -> dict[str, Leaf]:
+    wanted: dict[str, np.ndarray[Any, Any]] = {}
+    shapes = _stored_shapes(manifest)
+    total = sum(int(np.prod(shape, dtype=object)) * dtype.itemsize for shape, dtype in shapes.values())
+    on_disk = files.size(path / "arrays") if (path / "arrays").is_dir() else 0
+    if total > MAX_RATIO * max(on_disk, 1) + SMALL_BYTES:
+        raise CheckpointError(f"its arrays are damaged: {on_disk} bytes on the disk cannot hold {total}")
+    try:
+        with _checkpointer() as checkpointer:
+            as_numpy = {at: ocp.RestoreArgs(restore_type=np.ndarray) for at in shapes}
+            restored = checkpointer.restore(
+                os.fspath(path.absolute()),
+                args=ocp.args.Composite(
+                    arrays=ocp.args.PyTreeRestore(item=dict.fromkeys(shapes, 0), restore_args=as_numpy)
+                ),
+            )
+        wanted = dict(restored["arrays"])
+    except Exception as error:
+        # Whatever the store raises for damaged files: its kinds are many, and all of them mean this.
+        first = (str(error).strip() or "no reason given").splitlines()[0][:200]
+        raise CheckpointError(f"its arrays cannot be read ({type(error).__name__}: {first})") from error
+    reach("arrays_read")
+    for at, (shape, dtype) in shapes.items():
+        array = wanted.get(at)
+        is_small = at == SMALL
+        if not isinstance(array, np.ndarray) or array.dtype != dtype or (not is_small and array.shape != shape):
+            raise CheckpointError(f"its arrays are damaged: {at} is not {dtype}{list(shape)}")
+    return {name: _leaf(name, entry, wanted) for name, entry in manifest.leaves.items()}
+
+
+def _stored_shapes(manifest: Manifest) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    """Give shape and dtype of the arrays of the store that a manifest's leaves lie in."""
+    small = max((e.offset + e.bytes for e in manifest.leaves.values() if e.offset is not None), default=0)
+    shapes: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {SMALL: ((small + 1,), np.dtype(np.uint8))}
+    for name, entry in manifest.leaves.items():
+        if entry.offset is not None:
+            if entry.at != SMALL:
+                raise CheckpointError(f"its manifest is damaged: the entry of {name!r} is none")
+            continue
+        if entry.at in shapes:
+            raise CheckpointError(f"its manifest is damaged: {entry.at} holds two leaves")
+        dtype = dtype_of(entry.dtype)
+        shapes[entry.at] = (entry.shape, dtype if is_plain(dtype) else np.dtype(np.uint8))
+    return shapes
+
+
+def _leaf(name: str, entry: Entry, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Leaf:
+    array = arrays[entry.at]
+    if entry.offset is not None:
+        data = array[entry.offset : entry.offset + entry.bytes]
+        if data.nbytes != entry.bytes:
+            raise CheckpointError(f"its arrays are damaged: {name} is cut short")
+        data = np.frombuffer(data.tobytes(), dtype_of(entry.dtype)).reshape(entry.shape)
+    else:
+        data = array if array.dtype == dtype_of(entry.dtype) else array.view(dtype_of(entry.dtype))
+    if hashlib.sha256(memoryview(np.ascontiguousarray(data).reshape(-1).view(np.uint8))).hexdigest() != entry.sha256:
+        raise CheckpointError(f"leaf {name} is damaged: its checksum differs")
+    return Leaf(data, entry.key)
+
+
+@contextmanager
+def _checkpointer() -> Iterator[Any]:
+    logger = logging.getLogger("absl")
+    before = logger.level
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+        # Orbax tells every step of a save at INFO and WARNING; what matters of it is raised.
+        logger.setLevel(logging.ERROR)
+        try:
+            yield checkpointer
+        finally:
+            logger.setLevel(before)

@@ -1,0 +1,117 @@
+"""A record of a run on disk: one JSON object per line."""
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from telic.loop.ports import State
+
+
+def as_json(value: Any) -> Any:
+    """Give a value in strict JSON: arrays as lists, NaN and infinities by name, since JSON has no such numbers."""
+    if isinstance(value, dict):
+        return {str(name): as_json(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(item) for item in value]
+    if hasattr(value, "tolist"):
+        return as_json(np.asarray(value).tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value if isinstance(value, bool | int | float | str) or value is None else str(value)
+
+
+class Recorder:
+    """Writes the metrics of a run as JSON lines: attach it with ``loop.record("metrics.jsonl")``.
+
+    A line has ``kind`` ("interval" or "epoch"), ``epoch``, ``iteration`` (batches done in the epoch),
+    ``total_iterations``, ``seconds`` since the start, and ``metrics``: those of the
+    epoch so far, or of the whole epoch with the values of validation. A line of an interval is written one interval
+    late, so that nothing waits for the device. Each line is complete when it is on disk.
+
+    A run that starts at the beginning replaces the file; one that continues an earlier state keeps the lines up to
+    where that state stands, so that the file reads as if nothing had happened.
+
+    Args:
+      path: The file; its folder is made when the run starts.
+      clock: Monotonic seconds.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, clock: Callable[[], float] = time.monotonic):
+        self._path = Path(path)
+        self._clock = clock
+        self._file: TextIO | None = None
+        self._began = 0.0
+        self._pending: tuple[dict[str, Any], Callable[[], dict[str, Any]]] | None = None
+        self._closed_epoch = -1
+
+    def on_start(self, state: State) -> None:
+        """Open the file, and drop what a continued run is about to do again."""
+        self.close()
+        self._began = self._clock()
+        self._closed_epoch = -1
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        kept = _lines_until(self._path, state.total_iterations) if state.total_iterations else []
+        self._file = self._path.open("w", encoding="utf-8")
+        self._file.writelines(kept)
+        self._file.flush()
+
+    def on_iteration(self, state: State) -> None:
+        """Note this moment, and write the one before."""
+        self._write_pending()
+        self._pending = (self._place(state, "interval", state.iteration + 1), state.metrics.later())
+
+    def on_epoch_end(self, state: State) -> None:
+        """Write the whole epoch."""
+        self._write_pending()
+        if state.epoch == self._closed_epoch:
+            return  # a halt from epoch_completed closes the epoch twice
+        self._closed_epoch = state.epoch
+        self._write({**self._place(state, "epoch", state.iteration), "metrics": dict(state.metrics)})
+
+    def close(self) -> None:
+        """Close the file; harmless when it is closed already."""
+        file, self._file, self._pending = self._file, None, None
+        if file is not None:
+            file.close()
+
+    def _place(self, state: State, kind: str, iteration: int) -> dict[str, Any]:
+        return {
+            "kind": kind,
+            "epoch": state.epoch,
+            "iteration": iteration,
+            "total_iterations": state.total_iterations,
+            "seconds": round(self._clock() - self._began, 3),
+        }
+
+    def _write_pending(self) -> None:
+        if self._pending is not None:
+            place, read = self._pending
+            self._pending = None
+            self._write({**place, "metrics": read()})
+
+    def _write(self, record: dict[str, Any]) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps(as_json(record), allow_nan=False) + "\n")
+            self._file.flush()
+
+
+def _lines_until(path: Path, total_iterations: int) -> list[str]:
+    """Give the complete lines of a record up to a position."""
+    if not path.exists():
+        return []
+    kept: list[str] = []
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            break  # a line that a killed run left unfinished
+        if record["total_iterations"] > total_iterations:
+            break
+        kept.append(line)
+    return kept
