@@ -29,7 +29,10 @@ class StatefulRegression(Objective):
 
     def loss(self, variables, batch, step):
         prediction, updated = self.model.apply(
-            variables, batch["x"], train=True, mutable=["batch_stats"],
+            variables,
+            batch["x"],
+            train=True,
+            mutable=["batch_stats"],
         )
         errors = (prediction - batch["y"]) ** 2
         loss = Mean(jnp.sum(errors), jnp.asarray(errors.size))

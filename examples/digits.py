@@ -24,9 +24,7 @@ def main() -> float:
     inputs, targets = digits_split("test").values()
     batches = [(inputs[i : i + 500], targets[i : i + 500]) for i in range(0, len(inputs), 500)]
 
-    trainer = telic.Trainer(
-        telic.supervised(Reader(), "softmax_cross_entropy"), telic.optimizers.adam(2e-3), key=0
-    )
+    trainer = telic.Trainer(telic.supervised(Reader(), "softmax_cross_entropy"), telic.optimizers.adam(2e-3), key=0)
     state = trainer.fit(data, epochs=3)
     scores = trainer.evaluate(batches, state=state, metrics=["accuracy"])
     print(f"test accuracy {scores['accuracy']:.4f}, test loss {scores['loss']:.4f}")

@@ -58,7 +58,9 @@ def main() -> dict[int, dict[str, float]]:
     loop.metric(lambda p, x: parts(p, x)[1], "kl", reads=("prediction", "batch.inputs"))
     history = loop.validate(data).progress().run(data, epochs=4).history
     for epoch, metrics in history.items():
-        print(f"epoch {epoch}: {metrics['validation_reconstruction']:.1f} nats of pixels, {metrics['validation_kl']:.1f} of code")
+        print(
+            f"epoch {epoch}: {metrics['validation_reconstruction']:.1f} nats of pixels, {metrics['validation_kl']:.1f} of code"
+        )
     return history
 
 

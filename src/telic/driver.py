@@ -185,8 +185,10 @@ class StepDriver:
 
     def _trace(self, step_state: PyTree, shapes: PyTree) -> tuple[Any, Result]:
         """Trace the step alone: (its program, the shapes of its result)."""
-        call = jax.make_jaxpr(lambda s, b: as_result(self._call(s, b, 0)), return_shape=True)
-        return call(_structs(step_state), shapes)
+        state = _structs(step_state)
+        window = jax.eval_shape(self._plan, state, [shapes]) if getattr(self._program, "plans", False) else None
+        call = jax.make_jaxpr(lambda s, b, w: as_result(self._call(s, b, 0, w)), return_shape=True)
+        return call(state, shapes, window)
 
     def _choose_program(self, traced: Any, shapes: PyTree) -> None:
         """Choose one program for the run, from what the step is made of and never from the clock.

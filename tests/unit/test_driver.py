@@ -54,6 +54,11 @@ def counting(log: Log | None = None) -> telic.Loop:
     return loop.metric(lambda x: x, "x", reads="x")
 
 
+def read(state: telic.LoopState) -> None:
+    """Fetch every metric, as a handler that looks does."""
+    dict(state.metrics)
+
+
 # -- shapes ------------------------------------------------------------------------------------------------------
 
 
@@ -95,14 +100,13 @@ def test_the_second_epoch_compiles_nothing(caplog: pytest.LogCaptureFixture) -> 
     model = (lambda key, x: {"w": jnp.zeros(3)}, lambda params, x: x @ params["w"])
     data = [(np.ones((4, 3), np.float32), np.ones(4, np.float32))] * 5
     loop = telic.trainer(model, "mean_squared_error", "adam", log=0).metric("mean_absolute_error")
-    loop.handle_event("iteration_completed", lambda s: dict(s.metrics), telic.every(2))
-    later: list[str] = []
+    loop.handle_event("iteration_completed", read, telic.every(2))
+    stream = loop.stream(data, epochs=3)
+    next(stream)
     with compilations(caplog) as found:
-        for state in loop.stream(data, epochs=3):
-            if state.epoch == 1:
-                caplog.clear()
-        later = found
-    assert later == []
+        for _ in stream:
+            pass
+    assert found == []
 
 
 def test_a_python_number_as_state_does_not_compile_twice() -> None:
@@ -134,7 +138,7 @@ def test_handlers_that_read_do_not_change_the_bits() -> None:
     def final(every: int | None) -> Any:
         loop = telic.trainer(model, "mean_squared_error", "adam", log=0)
         if every is not None:
-            loop.handle_event("iteration_completed", lambda s: dict(s.metrics), telic.every(every))
+            loop.handle_event("iteration_completed", read, telic.every(every))
         state = loop.run(data, epochs=2)
         return np.asarray(state.step_state.params["params"]["w"]).tobytes(), state.history
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orbax.checkpoint as ocp
 
 from telic.checkpoints import files
 from telic.checkpoints.leaves import Leaf
@@ -65,8 +64,9 @@ def write(root: Path, name: str, manifest: Manifest, arrays: Mapping[str, np.nda
     Raises:
       OSError: It could not be written; nothing of it is visible.
     """
+    ocp = _orbax()
     writing = files.inside(root, name + files.WRITING)
-    with _checkpointer() as checkpointer:
+    with _checkpointer(ocp) as checkpointer:
         checkpointer.save(
             os.fspath(writing.absolute()),
             args=ocp.args.Composite(
@@ -97,8 +97,9 @@ def _read_arrays(path: Path, manifest: Manifest) -> dict[str, Leaf]:
     on_disk = files.size(path / "arrays") if (path / "arrays").is_dir() else 0
     if total > MAX_RATIO * max(on_disk, 1) + SMALL_BYTES:
         raise CheckpointError(f"its arrays are damaged: {on_disk} bytes on the disk cannot hold {total}")
+    ocp = _orbax()
     try:
-        with _checkpointer() as checkpointer:
+        with _checkpointer(ocp) as checkpointer:
             as_numpy = {at: ocp.RestoreArgs(restore_type=np.ndarray) for at in shapes}
             restored = checkpointer.restore(
                 os.fspath(path.absolute()),
@@ -150,8 +151,15 @@ def _leaf(name: str, entry: Entry, arrays: Mapping[str, np.ndarray[Any, Any]]) -
     return Leaf(data, entry.key)
 
 
+def _orbax() -> Any:
+    """Import Orbax when a run first needs it: it takes longer to load than all of telic."""
+    import orbax.checkpoint as ocp
+
+    return ocp
+
+
 @contextmanager
-def _checkpointer() -> Iterator[Any]:
+def _checkpointer(ocp: Any) -> Iterator[Any]:
     logger = logging.getLogger("absl")
     before = logger.level
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:

@@ -35,6 +35,7 @@ from telic.metrics.base import Metric
 from telic.objectives import as_objective
 from telic.placement import SingleDevice, one_process
 from telic.train.evaluation import EvalStep
+from telic.train.state import TrainState
 from telic.train.step import TrainStep
 from telic.types import Batch, PyTree
 
@@ -662,7 +663,7 @@ class Loop:
             cursor.position = source.get_state()
             first, ahead = _peek(source, cursor, given)
             program = self._program.bind(first)
-            start = program.init(first) if given is None else program.adopt(first, given)
+            program, start = _started(program, first, given, source)
             driver = self._make_driver(program, strict=strict, jit=jit, compiler_options=compiler_options)
             driver.start(start, first)
             if cursor.iteration and cursor.accumulators is not None:
@@ -755,6 +756,19 @@ def evaluation_pass(
         return StepDriver(bound, reducers, placement, DriverOptions(strict=False), carries=False, reported=reported)
 
     return EvaluationPass(program, batches, make_driver)
+
+
+def _started(program: StepProgram, batch: Batch, given: PyTree, source: Source) -> tuple[StepProgram, PyTree]:
+    """Give the program of a run and the state it starts with; windows of `Terms` are planned where they can be."""
+    if not isinstance(program, TrainStep):
+        return program, program.init(batch) if given is None else program.adopt(batch, given)
+    if isinstance(given, TrainState) and given.window.planned is not None:
+        program = replace(program, plans=True)
+    start = program.init(batch) if given is None else program.adopt(batch, given)
+    if not program.plans and source.read_ahead and program.can_plan(start, batch):
+        program = replace(program, plans=True)
+        start = program.open(start, batch)
+    return program, start
 
 
 def _as_program(step: Any, init: Callable[[Any], Any] | None) -> StepProgram:

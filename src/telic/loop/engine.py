@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import jax
+import numpy as np
+
 from telic.errors import ContractError, DataError
 from telic.loop import events as ev
 from telic.loop.cursor import open_slot, owes_step
@@ -126,6 +129,7 @@ class Engine:
     def __post_init__(self) -> None:
         if self.midway:
             self._slot = open_slot(self.state.counts, self.period)
+        self.ahead = deque(self._held(entry) for entry in self.ahead)
         # Filters that remember do so for one handler of one run.
         self.plan = Plan(tuple(replace(a, filter=a.filter.fresh()) for a in self.plan.attachments))
         self._handlers = {event: self.plan.of(event) for event in ev.EVENTS}
@@ -254,10 +258,16 @@ class Engine:
     def _pull(self) -> tuple[Batch, Position] | None:
         state = self.state
         try:
-            return self.source.next(View(self.driver.step_state, state.epoch, state.iteration))
+            return self._held(self.source.next(View(self.driver.step_state, state.epoch, state.iteration)))
         except StopIteration:
             self._ended = True
             return None
+
+    def _held(self, entry: tuple[Batch, Position]) -> tuple[Batch, Position]:
+        """Give a batch in memory of its own: others may be read before it is used, into the same buffer."""
+        if self.source.fresh:
+            return entry
+        return jax.tree.map(_copied, entry[0]), entry[1]
 
     def _iterate(self, batch: Batch, position: Position) -> Status:
         """Run one batch with its events, and with it as many more as need no host between them."""
@@ -271,7 +281,7 @@ class Engine:
         batches, position = self._gather(batch, position)
         more = len(batches) - 1
         self.driver.advance(
-            batches, epoch=state.epoch, iteration=state.iteration, fresh=self.source.fresh, window=self._window
+            batches, epoch=state.epoch, iteration=state.iteration, fresh=True, window=self._window
         )
         state.position = position
         if more:
@@ -439,6 +449,10 @@ class Engine:
             return
         for name in new.__dataclass_fields__:
             setattr(self.state, name, getattr(new, name))
+
+
+def _copied(leaf: Any) -> Any:
+    return np.array(leaf) if isinstance(leaf, np.ndarray) else leaf
 
 
 def check_totals(epochs: int | None, steps: int | None, iterations: int | None) -> None:

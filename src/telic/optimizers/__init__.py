@@ -4,6 +4,7 @@ Every optimizer here is Optax's. Its learning rate (and weight decay) lives in t
 can be logged and changed while training: see `hyperparams` and `set_hyperparams`.
 """
 
+from telic.optimizers.clipping import qk_clip
 from telic.optimizers.paths import by_path
 from telic.optimizers.schedules import (
     constant,
@@ -44,6 +45,7 @@ __all__ = [
     "NAMES",
     "get",
     "by_path",
+    "qk_clip",
     "hyperparams",
     "set_hyperparams",
     "adabelief",

@@ -14,7 +14,8 @@ from telic.types import PyTree
 def by_path(rules: Mapping[str, Any]) -> optax.GradientTransformationExtraArgs:
     """Give an optimizer that treats each leaf by the first glob that matches its name.
 
-    Names are those of `telic.tree` in the tree the optimizer is initialised from; ``**/bias`` matches at any depth.
+    Names are those of `telic.tree` in the tree the optimizer is initialised from; ``**/bias`` matches at any depth. A
+    trainer initialises it from ``params``, so ``params/encoder/**`` and ``encoder/**`` name the same leaves.
     Leaves that are None (not trained) take no part. The hyperparameters of each rule are read as
     ``learning_rate[<glob>]``, see `hyperparams`.
 
@@ -34,7 +35,7 @@ def by_path(rules: Mapping[str, Any]) -> optax.GradientTransformationExtraArgs:
     """
     if not rules:
         raise ValueError("by_path needs at least one rule {glob: optimizer}, got none")
-    filters = {glob: tree.paths(glob) for glob in rules}
+    filters = {glob: tree.paths(glob, *([glob.removeprefix("params/")] if _has_prefix(glob) else [])) for glob in rules}
     optimizers: dict[Hashable, optax.GradientTransformation] = {g: table.get(o) for g, o in rules.items()}
 
     def label(path: Any, leaf: Any) -> str:
@@ -55,8 +56,11 @@ def by_path(rules: Mapping[str, Any]) -> optax.GradientTransformationExtraArgs:
         # Without leaves there is nothing to check: `optax.tree_map_params` initialises from an empty placeholder.
         if jax.tree.leaves(params):
             used = set(jax.tree.leaves(labels(params)))
+            names = tree.leaf_names(params)
             for glob, matches in filters.items():
-                tree.check_selects(params, matches, what="by_path glob")
+                if not any(matches(name) for name in names):
+                    whole = {"params": params} if _has_prefix(glob) else params
+                    tree.check_selects(whole, glob, what="by_path glob")
                 if glob not in used:
                     raise ValueError(
                         f"by_path glob {glob!r} takes no leaf: an earlier rule has each that it names; put it first"
@@ -65,3 +69,7 @@ def by_path(rules: Mapping[str, Any]) -> optax.GradientTransformationExtraArgs:
 
     partition = optax.partition(optimizers, labels)
     return optax.GradientTransformationExtraArgs(init, partition.update)
+
+
+def _has_prefix(glob: Any) -> bool:
+    return isinstance(glob, str) and glob.startswith("params/")

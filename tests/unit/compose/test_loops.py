@@ -268,21 +268,25 @@ def test_totals_are_totals(kind: str, limits: Any) -> None:
 
     first, total = limits
     straight = trainer().run(data(), **total)
-    loop = trainer()
-    part = loop.run(data(), **first)
-    for continued in (loop.run(data(), **total, state=part), trainer().from_state(part).run(data(), **total)):
-        assert same_bits(continued.step_state, straight.step_state)
-        assert (continued.epoch, continued.iteration, continued.total_iterations, continued.steps) == (
-            straight.epoch,
-            straight.iteration,
-            straight.total_iterations,
-            straight.steps,
-        )
-        assert list(continued.history) == list(straight.history)
-        assert continued.status == "completed"
-    # Nothing left to do is no error and changes nothing.
-    again = loop.run(data(), **total, state=straight)
-    assert same_bits(again.step_state, straight.step_state)
+    part = trainer().run(data(), **first)
+    continued = trainer().from_state(part).run(data(), **total)
+    assert same_bits(continued.step_state, straight.step_state)
+    assert (continued.epoch, continued.iteration, continued.total_iterations, continued.steps) == (
+        straight.epoch,
+        straight.iteration,
+        straight.total_iterations,
+        straight.steps,
+    )
+    assert list(continued.history) == list(straight.history)
+    assert continued.status == "completed"
+
+
+def test_a_finished_run_continued_changes_nothing() -> None:
+    """A last epoch that is run again, or an error where there is nothing left to do."""
+    done = trainer().run(regression(2), epochs=2)
+    again = trainer().run(regression(2), epochs=2, state=done)
+    assert same_bits(again.step_state, done.step_state)
+    assert (again.status, again.epoch, again.history) == ("completed", 2, done.history)
 
 
 @pytest.mark.parametrize("event", ["iteration_completed", "epoch_completed"])

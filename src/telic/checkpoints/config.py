@@ -1,0 +1,94 @@
+"""Where a run's checkpoints go, which of them stay, and when one is written: a value."""
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from telic.checkpoints.files import Order
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Say where a run saves itself, how often, and which of its checkpoints stay.
+
+    A run that is given this continues from the newest whole checkpoint in the directory, whatever ended the last
+    process, and ends with the same bits as one that was never ended. Constructing it opens nothing; a directory belongs
+    to one run at a time.
+
+    Args:
+      directory: The run's own directory; made when the run starts.
+      keep: Newest checkpoints that stay, at least 1. With 2, one damaged checkpoint costs one interval.
+      every: Updates between checkpoints; None saves at each epoch's end. A run saves at its end in any case.
+      keep_best: Best checkpoints by `metric` that stay beside the newest.
+      metric: Name of what ranks them, such as "validation_loss"; a value that is not finite ranks nowhere.
+      mode: "min" when a smaller value is better, "max" when a larger one is.
+      check_data: Refuse to continue when the next batch is not the one that would have come. Turn it off for data that
+        is random by itself; the run then continues, with other bits.
+    Raises:
+      ValueError: A count is no positive integer, or `keep_best` comes without metric and mode.
+    Example:
+      >>> Checkpoints("runs/first", keep=3, every=500)
+      Checkpoints(directory=PosixPath('runs/first'), keep=3, every=500, keep_best=0, metric=None, mode=None, check_data=True)
+    """
+
+    directory: Path
+    keep: int = 2
+    every: int | None = None
+    keep_best: int = 0
+    metric: str | None = None
+    mode: Literal["min", "max"] | None = None
+    check_data: bool = True
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        keep: int = 2,
+        every: int | None = None,
+        keep_best: int = 0,
+        metric: str | None = None,
+        mode: Literal["min", "max"] | None = None,
+        check_data: bool = True,
+    ):
+        put: dict[str, Any] = {"directory": Path(directory), "keep": keep, "every": every, "keep_best": keep_best}
+        put |= {"metric": metric, "mode": mode, "check_data": check_data}
+        for name, value in put.items():
+            object.__setattr__(self, name, value)
+        check_count("keep", keep, least=1)
+        check_count("keep_best", keep_best, least=0)
+        if every is not None:
+            check_count("every", every, least=1)
+        if keep_best and (metric is None or mode not in ("min", "max")):
+            raise ValueError(
+                f"keep_best={keep_best} needs metric= and mode='min' or 'max' to say what is best, got "
+                f"metric={metric!r} and mode={mode!r}"
+            )
+        if not keep_best and metric is not None:
+            raise ValueError(f"metric={metric!r} ranks the best checkpoints: say how many stay with keep_best=")
+
+
+def check_count(name: str, value: object, *, least: int) -> None:
+    """Raise unless a value is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+
+
+def superfluous(config: Checkpoints, scores: Mapping[Order, float | None]) -> list[Order]:
+    """Give the checkpoints that need not stay: neither among the newest nor among the best.
+
+    Args:
+      config: How many stay.
+      scores: All checkpoints of the run with their scores.
+    """
+    stay = set(sorted(scores)[-config.keep :])
+    stay.update(best(scores, config.mode)[: config.keep_best])
+    return sorted(set(scores) - stay)
+
+
+def best(scores: Mapping[Order, float | None], mode: str | None) -> list[Order]:
+    """Give the checkpoints that have a finite score, the best first; of equal ones the oldest."""
+    ranked = [(score, order) for order, score in scores.items() if score is not None and math.isfinite(score)]
+    sign = -1.0 if mode == "max" else 1.0
+    return [order for score, order in sorted(ranked, key=lambda pair: (sign * pair[0], pair[1]))]
