@@ -58,9 +58,8 @@ def main() -> dict[int, dict[str, float]]:
     loop.metric(lambda p, x: parts(p, x)[1], "kl", reads=("prediction", "batch.inputs"))
     history = loop.validate(data).progress().run(data, epochs=4).history
     for epoch, metrics in history.items():
-        print(
-            f"epoch {epoch}: {metrics['validation_reconstruction']:.1f} nats of pixels, {metrics['validation_kl']:.1f} of code"
-        )
+        pixels, code = metrics["validation_reconstruction"], metrics["validation_kl"]
+        print(f"epoch {epoch}: {pixels:.1f} nats of pixels, {code:.1f} of code")
     return history
 
 

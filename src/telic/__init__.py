@@ -45,6 +45,8 @@ _HOMES = {
     "CONTINUE": "telic.loop.status",
     "HALT_EPOCH": "telic.loop.status",
     "HALT_LOOP": "telic.loop.status",
+    # What survives the process.
+    "Checkpoints": "telic.checkpoints",
     # Filters: when a handler fires.
     "always": "telic.loop.filters",
     "first": "telic.loop.filters",
@@ -73,6 +75,7 @@ if TYPE_CHECKING:
     from telic import objectives as objectives
     from telic import optimizers as optimizers
     from telic import testing as testing
+    from telic.checkpoints import Checkpoints as Checkpoints
     from telic.compose import Loop as Loop
     from telic.compose import Trainer as Trainer
     from telic.compose import eval_step as eval_step

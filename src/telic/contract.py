@@ -100,8 +100,8 @@ class Objective(abc.ABC):
         match statistics:
             case Mean() | Terms():
                 return statistics.value(), statistics.has_data()
-            case _ if jnp.ndim(statistics) == 0 and jax.tree.structure(statistics).num_leaves == 1:
-                return wide(jax.tree.leaves(statistics)[0]), jnp.asarray(True)
+            case _ if jax.tree.structure(statistics) == jax.tree.structure(0.0) and jnp.ndim(statistics) == 0:
+                return wide(statistics), jnp.asarray(True)
             case _:
                 raise ContractError(
                     f"{type(self).__name__}.loss returned statistics of its own "

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 
@@ -114,6 +115,7 @@ class StepDriver:
         self._empty: PyTree = None
         self._health: deque[Any] = deque(maxlen=2 * _HEALTH_EVERY)
         self._signatures: list[Signature] = []
+        self._first: Signature | None = None
         self._generation = 0
         self._since_check = 0
         self._width = 1
@@ -153,6 +155,11 @@ class StepDriver:
         self._state = value
 
     @property
+    def generation(self) -> int:
+        """Moments so far: it grows with each dispatch and each reset, and metrics can be read in the latest only."""
+        return self._generation
+
+    @property
     def metric_names(self) -> tuple[str, ...]:
         """Names of the metrics carried."""
         return tuple(self._reducers)
@@ -163,6 +170,8 @@ class StepDriver:
         Raises:
           ContractError: The step changes the structure, shape or dtype of its own state.
         """
+        # The run's own shape, also where a run that goes on begins with its smaller last batch.
+        self._first = _signature(batch)
         shapes = tree.shape_structs(self._canonical(batch))
         traced, result = self._trace(step_state, shapes)
         if self._carries:
@@ -240,7 +249,7 @@ class StepDriver:
         arguments: tuple[Any, ...]
         if self._loops:
             # The smaller last batch has a program of width 1: there is only one of it.
-            room = self._width if signature == self._signatures[0] else 1
+            room = self._width if signature == self._first else 1
             arguments = (self._placement.put(_stacked(batches, room), fresh=True), self._count_of(len(batches)), window)
         else:
             arguments = (self._placement.put(batches[0], fresh=fresh), window)
@@ -399,7 +408,7 @@ class StepDriver:
 
     def _admit(self, batch: Batch, signature: Signature, epoch: int, iteration: int) -> None:
         """Admit a batch shape, or say why not."""
-        if self._signatures and self._options.strict:
+        if signature != self._first and self._options.strict:
             self._refuse_or_admit(batch, signature, epoch, iteration)
         self._signatures.append(signature)
 
@@ -408,7 +417,7 @@ class StepDriver:
         if not self._options.jit:
             return
         listener = self._options.listener
-        what = "the step" if len(self._signatures) == 1 else "the smaller last batch"
+        what = "the step" if self._signatures[-1] == self._first else "the smaller last batch"
         began = time.perf_counter()
         if listener is not None:
             listener.compiling(what)
@@ -423,9 +432,10 @@ class StepDriver:
         Raises:
           ShapeError: Another shape came; batch, epoch, leaf and both shapes are named.
         """
-        first = self._signatures[0]
+        first = signature if self._first is None else self._first
+        smaller_seen = any(other != first for other in self._signatures)
         smaller = (
-            len(self._signatures) == 1
+            not smaller_seen
             and signature[0] == first[0]
             and all(
                 new[1] == old[1]
@@ -450,7 +460,7 @@ class StepDriver:
                 raise ShapeError(
                     f"{where}: leaf {name or 'batch'!r} has shape {new[0]} and dtype {new[1]}, the first batch had "
                     f"{old[0]} and {old[1]}"
-                    + (", and one smaller last batch was seen already" if len(self._signatures) > 1 else "")
+                    + (", and one smaller last batch was seen already" if smaller_seen else "")
                     + f". {remedy}"
                 )
 
@@ -464,7 +474,7 @@ class Reading:
         self._generation = generation
 
     def _start(self) -> dict[str, Any]:
-        if self._driver._generation != self._generation:
+        if self._driver.generation != self._generation:
             raise ContractError(
                 "these metrics belong to an earlier moment and were not read then: a LoopState is borrowed until its "
                 "handler returns; keep a copy with state.keep()"

@@ -28,13 +28,15 @@ class ObjectiveLoss:
     mode: Any = "min"
     reads: Any = ("statistics", "batch")
 
-    def init(self, statistics: Any, batch: Any) -> PyTree:
+    def init(self, *args: Any) -> PyTree:
         """Give empty statistics."""
+        statistics, batch = args
         return statistic.zeros(jax.eval_shape(self._of, statistics, batch))
 
-    def update(self, acc: PyTree, statistics: Any, batch: Any, *, weights: Any = None) -> PyTree:
+    def update(self, acc: PyTree, *args: Any, weights: Any = None) -> PyTree:
         """Add one batch's statistics."""
         del weights
+        statistics, batch = args
         return statistic.add(acc, self._of(statistics, batch))
 
     def _of(self, statistics: Any, batch: Any) -> PyTree:
@@ -113,4 +115,4 @@ class EvaluationPass:
             raise DataError("the validation data had no batches; check its length, or leave validation out")
         values = driver.compute("epoch")()
         driver.restart(None)
-        return values
+        return dict(values)

@@ -80,7 +80,7 @@ def test_what_does_not_fit_is_named() -> None:
     optimizer = optimizers.qk_clip(5.0)
     with pytest.raises(ContractError, match=r"return Aux\(qk_stats"):
         optimizer.update(params, optimizer.init(params), params)
-    with pytest.raises(ContractError, match="no leaf 'attm/query/kernel'. Did you mean 'attn/query/kernel'"):
+    with pytest.raises(ContractError, match=r"no leaf 'attm/query/kernel'. Did you mean 'attn/query/kernel'"):
         optimizer.update(params, optimizer.init(params), params, qk_stats={"attm": jnp.ones(2)})
     with pytest.raises(ContractError, match="3 heads do not divide"):
         optimizer.update(params, optimizer.init(params), params, qk_stats={"attn": jnp.ones(3)})

@@ -167,11 +167,11 @@ def test_bfloat16_state_stays_bfloat16() -> None:
 def test_jit_and_no_jit_agree() -> None:
     """A run without jit that is another program: metrics, windows or rejections that differ."""
     model = (lambda key, x: {"w": jnp.ones(3)}, lambda params, x: x @ params["w"])
-    data = [(np.full((n, 3), 0.1, np.float32), np.ones(n, np.float32)) for n in (4, 4, 2)]
+    data = [(np.full((n, 3), 0.1, np.float32), np.ones(n, np.float32)) for n in (4, 2)]
 
     def final(jit: bool) -> Any:
-        loop = telic.trainer(model, "mean_squared_error", "adam", log=0, accumulate=2).metric("mean_absolute_error")
-        return loop.run(data, epochs=2, jit=jit)
+        loop = telic.trainer(model, "mean_squared_error", "sgd", log=0).metric("mean_absolute_error")
+        return loop.run(data, jit=jit)
 
     a, b = final(True), final(False)
     for x, y in zip(jax.tree.leaves(a.step_state), jax.tree.leaves(b.step_state), strict=True):

@@ -30,8 +30,8 @@ class Checkpoints:
     Raises:
       ValueError: A count is no positive integer, or `keep_best` comes without metric and mode.
     Example:
-      >>> Checkpoints("runs/first", keep=3, every=500)
-      Checkpoints(directory=PosixPath('runs/first'), keep=3, every=500, keep_best=0, metric=None, mode=None, check_data=True)
+      >>> Checkpoints("runs/first", every=500).keep
+      2
     """
 
     directory: Path
@@ -89,6 +89,6 @@ def superfluous(config: Checkpoints, scores: Mapping[Order, float | None]) -> li
 
 def best(scores: Mapping[Order, float | None], mode: str | None) -> list[Order]:
     """Give the checkpoints that have a finite score, the best first; of equal ones the oldest."""
-    ranked = [(score, order) for order, score in scores.items() if score is not None and math.isfinite(score)]
     sign = -1.0 if mode == "max" else 1.0
-    return [order for score, order in sorted(ranked, key=lambda pair: (sign * pair[0], pair[1]))]
+    ranked = [(sign * score, order) for order, score in scores.items() if score is not None and math.isfinite(score)]
+    return [order for _, order in sorted(ranked)]

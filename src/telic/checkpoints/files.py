@@ -14,7 +14,7 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +169,7 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
 
 
 @contextlib.contextmanager
-def locked(root: Path) -> Iterator[None]:
+def locked(root: Path) -> Generator[None]:
     """Hold a run directory's lock: one run writes to it at a time.
 
     The lock is the kernel's, so it goes with its process however that ends. What the file says is for people.

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from telic import tree
@@ -67,6 +68,11 @@ def to_host(leaves: Mapping[str, Any]) -> dict[str, Leaf]:
         name: Leaf(np.asarray(data), str(jax.random.key_impl(leaves[name])) if _is_key(leaves[name]) else None)
         for name, data in fetched.items()
     }
+
+
+def as_bytes(array: np.ndarray[Any, Any]) -> memoryview:
+    """Give an array's bytes in C order."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def spec(leaf: Any) -> Spec:
@@ -138,4 +144,4 @@ def _place(leaf: Leaf, example: Any) -> Any:
 
 
 def _is_key(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)

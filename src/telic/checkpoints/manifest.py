@@ -30,7 +30,8 @@ MAX_LEAVES = 1_000_000
 MAX_RANK = 32
 
 _PLAIN = frozenset(
-    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64 complex64 complex128".split()
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64".split()
+    + "float16 bfloat16 float32 float64 complex64 complex128".split()
 )
 _NARROW = frozenset("int4 uint4 float8_e4m3fn float8_e4m3b11fnuz float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz".split())
 DTYPES = _PLAIN | _NARROW

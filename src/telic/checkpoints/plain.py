@@ -7,7 +7,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from telic.checkpoints.leaves import Leaf
+from telic.checkpoints.leaves import Leaf, as_bytes
 from telic.checkpoints.manifest import DTYPES, dtype_of
 from telic.errors import CheckpointError
 
@@ -117,5 +117,5 @@ def batch_digest(batch: Any) -> str:
     for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
         array = np.ascontiguousarray(np.asarray(leaf))
         digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {np.shape(leaf)};".encode())
-        digest.update(memoryview(array.reshape(-1).view(np.uint8)))
+        digest.update(as_bytes(array))
     return digest.hexdigest()

@@ -8,6 +8,7 @@ POINTS = (
     "leftovers_removed",
     "candidates_listed",
     "arrays_read",
+    "run_taken",
     "snapshot_taken",
     "digests_made",
     "arrays_written",

@@ -7,7 +7,7 @@ checksum of its own: Orbax writes none over array values, and a flipped bit come
 import hashlib
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from telic.checkpoints import files
-from telic.checkpoints.leaves import Leaf
+from telic.checkpoints.leaves import Leaf, as_bytes
 from telic.checkpoints.manifest import Entry, Manifest, dtype_of, encode, is_plain
 from telic.checkpoints.manifest import read as read_manifest
 from telic.checkpoints.points import reach
@@ -43,7 +43,7 @@ def pack(leaves: Mapping[str, Leaf]) -> tuple[dict[str, Entry], dict[str, np.nda
     for name, leaf in leaves.items():
         data = np.ascontiguousarray(leaf.data).reshape(leaf.data.shape)
         dtype = dtype_of(data.dtype.name).name
-        view = memoryview(data.reshape(-1).view(np.uint8))
+        view = as_bytes(data)
         digest = hashlib.sha256(view).hexdigest()
         if data.nbytes <= SMALL_BYTES:
             entries[name] = Entry(data.shape, dtype, digest, SMALL, offset, leaf.key)
@@ -146,7 +146,7 @@ def _leaf(name: str, entry: Entry, arrays: Mapping[str, np.ndarray[Any, Any]]) -
         data = np.frombuffer(data.tobytes(), dtype_of(entry.dtype)).reshape(entry.shape)
     else:
         data = array if array.dtype == dtype_of(entry.dtype) else array.view(dtype_of(entry.dtype))
-    if hashlib.sha256(memoryview(np.ascontiguousarray(data).reshape(-1).view(np.uint8))).hexdigest() != entry.sha256:
+    if hashlib.sha256(as_bytes(data)).hexdigest() != entry.sha256:
         raise CheckpointError(f"leaf {name} is damaged: its checksum differs")
     return Leaf(data, entry.key)
 
@@ -159,7 +159,7 @@ def _orbax() -> Any:
 
 
 @contextmanager
-def _checkpointer(ocp: Any) -> Iterator[Any]:
+def _checkpointer(ocp: Any) -> Generator[Any]:
     logger = logging.getLogger("absl")
     before = logger.level
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:

@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 from telic import losses, tree
 from telic import metrics as metric_table
+from telic.checkpoints import Checkpoints
+from telic.compose.resume import Saving, Session, as_saving
 from telic.contract import Objective
 from telic.data import as_source, as_validation
 from telic.data.batches import Stateful
@@ -19,7 +21,7 @@ from telic.data.dataset import Dataset
 from telic.display import Curves, MessageLog, MetricLog, Progress, Recorder
 from telic.display.lines import Stream
 from telic.driver import DriverOptions, Listener, StepDriver
-from telic.errors import ContractError, TelicError
+from telic.errors import ContractError, TelicError, closest
 from telic.evaluate import EvaluationPass, ObjectiveLoss
 from telic.handlers import Checkpoint, EarlyStop, Monitor, ReduceRate, as_mode, record_name
 from telic.loop import events as ev
@@ -124,6 +126,7 @@ class Loop:
         self._listener: Listener | None = None
         self._closers: list[Callable[[], None]] = []
         self._driver_options: dict[str, Any] = {}
+        self._saving: Saving | None = None
 
     # -- attaching -----------------------------------------------------------------------------------------------
 
@@ -533,6 +536,25 @@ class Loop:
         self._driver_options = {"fuse": bool(fuse), "compiler_options": dict(compiler_options or {})}
         return self
 
+    def save(
+        self,
+        checkpoints: Checkpoints,
+        *,
+        checkpoint_every: int | None = None,
+        resume: Literal["auto", "never", "must"] = "auto",
+    ) -> "Loop":
+        """Save the run to a directory, and continue from there: started again, it goes on where it was ended.
+
+        Args:
+          checkpoints: Where, and which checkpoints stay.
+          checkpoint_every: Updates between checkpoints; by default what `checkpoints` says.
+          resume: "auto" continues when there is a checkpoint, "must" insists on one, "never" begins anew and sets
+            those there are aside.
+        """
+        self._check_idle()
+        self._saving = as_saving(checkpoints, checkpoint_every, resume)
+        return self
+
     def from_state(self, state: LoopState) -> "Loop":
         """Continue from a state that an earlier run returned. `epochs=` and `steps=` of `run` are totals."""
         self._check_idle()
@@ -620,7 +642,9 @@ class Loop:
         known = [p for p in inspect.signature(self.run).parameters if p != "data"]
         for option in options:
             if option not in known:
-                raise TypeError(f"stream got an unknown option {option!r}; known: {', '.join(known)}")
+                raise TypeError(
+                    f"stream got an unknown option {option!r}.{closest(option, known)} Known: {', '.join(known)}"
+                )
         defaults = {p.name: p.default for p in inspect.signature(self.run).parameters.values() if p.name != "data"}
         o = {**defaults, **options}
         return self._stream(data, *(o[name] for name in known))
@@ -651,19 +675,43 @@ class Loop:
             raise ValueError("from_state and run(state=...) both give a start: use one")
         given = previous.step_state if previous is not None else state
         source = as_source(data)
+        session = None if self._saving is None else Session(self._saving, self._program.period)
+        example = None
         self._running = True
         try:
+            if session is not None:
+                session.open()
+                session.check_source(source)
+                if session.saved is not None:
+                    previous, given = session.cursor(), None
+                    session.check_kind(previous, epochs, steps)
+                    example = session.example()
+                    over = session.is_over(epochs, steps)
+                    session.announce(previous, epochs, steps, over=over)
+                    if over and example is not None:
+                        # A run that is over opens no data: its shapes are in the checkpoint.
+                        program, start = _started(self._program.bind(example), example, None, source)
+                        previous.step_state = session.fill(start, program)
+                        previous.bind_model, previous.copier = program.model, tree.copy_leaves
+                        return previous
+                    previous = session.going_on(previous)
             cursor = _cursor(previous, epochs, steps, iterations)
             is_iterator = isinstance(data, Iterator) and not isinstance(data, Stateful)
             if previous is not None and cursor.position is not None and not is_iterator:
                 # Mid-epoch, and where an epoch reads on from the last one. A plain iterator stands where it was left.
-                if cursor.iteration or isinstance(data, Dataset):
+                if cursor.iteration or isinstance(data, Dataset) or session is not None:
                     source.set_state(cursor.position)
             source.begin(cursor.epoch, continuous=steps is not None)
             cursor.position = source.get_state()
             first, ahead = _peek(source, cursor, given)
+            if session is not None and session.saved is not None:
+                session.check_batch(first, read=bool(ahead))
+                first = first if example is None else example
             program = self._program.bind(first)
             program, start = _started(program, first, given, source)
+            if session is not None:
+                start = start if session.saved is None else session.fill(start, program)
+                session.begin(program, start, first)
             driver = self._make_driver(program, strict=strict, jit=jit, compiler_options=compiler_options)
             driver.start(start, first)
             if cursor.iteration and cursor.accumulators is not None:
@@ -676,7 +724,7 @@ class Loop:
             cursor.bind_model = program.model
             cursor.copier = tree.copy_leaves
             engine = Engine(
-                plan=Plan(tuple(self._attachments)),
+                plan=Plan((*self._attachments, *(() if session is None else session.attachments()))),
                 driver=driver,
                 source=source,
                 state=cursor,
@@ -688,8 +736,11 @@ class Loop:
                 plans=getattr(program, "plans", False),
                 leftover="return" if isinstance(data, Dataset) else "keep" if isinstance(data, Iterator) else "drop",
                 debug=debug,
+                keeper=session,
             )
             yield from engine.stream()
+            if session is not None:
+                session.finish(engine.state)
             engine.state.read_accumulators = None
             return engine.state
         finally:
@@ -698,6 +749,8 @@ class Loop:
             # Also when the run ends by an error, which fires no event.
             for close in self._closers:
                 close()
+            if session is not None:
+                session.close()
 
     def _make_driver(
         self, program: StepProgram, *, strict: bool, jit: bool, compiler_options: Mapping[str, Any] | None
@@ -736,9 +789,9 @@ class _Validation:
         return _Validation(loop, self.program, self.batches, self.prefix)
 
     def __call__(self, state: LoopState) -> None:
-        if self._pass is None or self._metrics != self.loop._metrics:
+        if self._pass is None or self._metrics != self.loop.reducers:
             # The metrics are all those attached before the run; one attached between runs makes a new program.
-            self._metrics = dict(self.loop._metrics)
+            self._metrics = dict(self.loop.reducers)
             reducers = dict(self._metrics)
             self._pass = evaluation_pass(
                 self.program, _bound(reducers, self.program), self.batches, self.loop._placement

@@ -8,7 +8,9 @@ import optax
 
 from telic import optimizers, tree
 from telic import precision as precisions
+from telic.checkpoints import Checkpoints
 from telic.compose.loops import Loop, evaluation_pass
+from telic.compose.resume import as_saving
 from telic.contract import Objective
 from telic.data import as_validation
 from telic.driver import build_state
@@ -39,6 +41,7 @@ class Trainer:
       nonfinite: "reject" skips an attempt with anything not finite, "raise" stops at the first, "allow" checks nothing.
       max_rejected: Rejected attempts in a row that end the run with `NonFiniteError`.
       keep_previous: Check the result of each commit too, and undo it whole; by default for states up to 16 MiB.
+      checkpoints: Where runs of `fit` and `loop` save themselves and go on from; None saves nothing.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Trainer:
         nonfinite: Literal["reject", "raise", "allow"] = "reject",
         max_rejected: int = 20,
         keep_previous: bool | None = None,
+        checkpoints: Checkpoints | None = None,
     ):
         if not isinstance(objective, Objective):  # pyright: ignore[reportUnnecessaryIsInstance] users' input
             raise TypeError(
@@ -82,6 +86,8 @@ class Trainer:
         self.nonfinite = nonfinite
         self.max_rejected = max_rejected
         self.keep_previous = keep_previous
+        as_saving(checkpoints, None, "auto")
+        self.checkpoints = checkpoints
 
     # -- state and step ------------------------------------------------------------------------------------------
 
@@ -137,6 +143,9 @@ class Trainer:
         validate: Any = None,
         fuse: bool = True,
         compiler_options: Mapping[str, Any] | None = None,
+        checkpoints: Checkpoints | None = None,
+        checkpoint_every: int | None = None,
+        resume: Literal["auto", "never", "must"] = "auto",
     ) -> Loop:
         """Give a loop over this trainer's step.
 
@@ -146,7 +155,12 @@ class Trainer:
           validate: Data to evaluate at each epoch's end.
           fuse: Run several iterations in one dispatch where no handler needs the host; the bits are the same.
           compiler_options: Handed to XLA.
+          checkpoints: Where the run saves itself and goes on from; by default the trainer's.
+          checkpoint_every: Updates between checkpoints; None leaves it to `checkpoints`.
+          resume: "auto" continues when there is a checkpoint, "must" insists on one, "never" begins anew and sets
+            those there are aside.
         """
+        saving = as_saving(self.checkpoints if checkpoints is None else checkpoints, checkpoint_every, resume)
         made = Loop(self.train_step()).drive(fuse=fuse, compiler_options=compiler_options)
         for metric in metrics:
             made.metric(metric)
@@ -156,6 +170,8 @@ class Trainer:
             made.validate(validate)
         if log:
             made.log(log)
+        if saving is not None:
+            made.save(saving.config, resume=saving.resume)
         return made
 
     def fit(
@@ -167,7 +183,9 @@ class Trainer:
         log_every: int = 50,
         eval_every: int | Literal["epoch"] | None = None,
         metrics: Sequence[Any] = (),
+        checkpoint_every: int | None = None,
         state: Any = None,
+        resume: Literal["auto", "never", "must"] = "auto",
     ) -> TrainState:
         """Train and give the final state.
 
@@ -178,9 +196,13 @@ class Trainer:
           log_every: Updates between log lines; 0 writes none.
           eval_every: Updates between passes over the Dataset's `val`, or "epoch"; None evaluates nothing.
           metrics: Metrics to attach.
-          state: A TrainState, LoopState or variables to start from; copied, never consumed.
+          checkpoint_every: Updates between checkpoints; None leaves it to the trainer's `checkpoints`.
+          state: A TrainState, LoopState or variables to start from; copied, never consumed. A checkpoint of this run
+            goes before it.
+          resume: "auto" continues when the run has a checkpoint, "must" insists on one, "never" begins anew and sets
+            those there are aside.
         """
-        made = self.loop(log=0, metrics=metrics)
+        made = self.loop(log=0, metrics=metrics, checkpoint_every=checkpoint_every, resume=resume)
         if eval_every is not None:
             event, chosen = _cadence(eval_every)
             made.validate(data, event=event, filter=chosen)

@@ -85,6 +85,18 @@ class BatchSource:
         # An iterator that was passed in is open already, so that its state is known before the first batch.
         self._iterator: Iterator[Any] | None = iterate(open(0), what=what) if once else None
 
+    @property
+    def not_resumable(self) -> str | None:
+        """Why another process cannot come back to a position of this data, and what to write; None where it can."""
+        if self._not_resumable is not None:
+            return f"{self._what} cannot resume: {self._not_resumable}"
+        if self._once and not isinstance(self._iterator, Stateful):
+            return (
+                f"{self._what} has no get_state and set_state; give it both, or pass a function that makes it anew, "
+                "telic.data.Dataset(train=lambda partition: ...), which is then read up to the position"
+            )
+        return None
+
     def begin(self, epoch: int, *, continuous: bool = False) -> None:
         """Start an epoch; for the one already begun, change nothing but `continuous`."""
         self._continuous = continuous

@@ -148,7 +148,8 @@ class Checkpoint:
         if (pool["metric"], pool["mode"]) != (self.metric, self.mode):
             raise ValueError(
                 f"{self.directory / INDEX} has scores of {pool['metric']!r} (mode {pool['mode']!r}) under "
-                f"{self.record!r}, this run saves by {self.metric!r} (mode {self.mode!r}); give another directory or name"
+                f"{self.record!r}, this run saves by {self.metric!r} (mode {self.mode!r}); give another directory or "
+                "another name="
             )
         pool["last"] = [name for name in pool["last"] if (self.directory / name).is_file()]
         pool["best"] = [entry for entry in pool["best"] if (self.directory / entry["name"]).is_file()]

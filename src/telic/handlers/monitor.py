@@ -102,8 +102,8 @@ def check_may_come(state: State, metric: str, record: str, awaits: Callable[[], 
     if awaits is not None and not validated and awaits():
         return
     raise ContractError(
-        f"{record} reads the metric {metric!r}, which is not there.{closest(metric, state.metrics)} At this event there "
-        f"are: {', '.join(state.metrics) or 'none'}. Attach the metric, and validate before what reads it"
+        f"{record} reads the metric {metric!r}, which is not there.{closest(metric, state.metrics)} At this event: "
+        f"{', '.join(state.metrics) or 'none'}. Attach the metric, and attach validate before what reads its results"
     )
 
 

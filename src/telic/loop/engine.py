@@ -13,11 +13,11 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from telic.errors import ContractError, DataError
+from telic.errors import ContractError, DataError, Preempted
 from telic.loop import events as ev
 from telic.loop.cursor import open_slot, owes_step
 from telic.loop.filters import Filter, Firing, always
-from telic.loop.ports import Agree, Driver, Position, Source, View
+from telic.loop.ports import Agree, Driver, Keeper, Position, Source, View
 from telic.loop.state import LoopState, Metrics, scalars
 from telic.loop.status import CONTINUE, HALT_EPOCH, HALT_LOOP, Status
 from telic.types import Batch
@@ -103,6 +103,7 @@ class Engine:
         its beginning, "return" where the source goes back to the last batch used, "keep" where it cannot.
       midway: The first epoch was begun by the run that this one continues: it goes on where that stood.
       debug: Log each event and what its handlers answered.
+      keeper: Saves the run between iterations and between epochs, and may end it there.
     """
 
     plan: Plan
@@ -117,6 +118,7 @@ class Engine:
     leftover: Literal["drop", "return", "keep"] = "drop"
     midway: bool = False
     debug: bool = False
+    keeper: Keeper | None = None
     _begun: bool = False
     _slot: int = 0
     _handlers: dict[str, tuple[Attachment, ...]] = field(default_factory=dict[str, tuple[Attachment, ...]])
@@ -159,9 +161,11 @@ class Engine:
                 yield state
                 if state.step_state is not shown:
                     self.driver.step_state = state.step_state
+                if status is CONTINUE and state.max_steps is None:
+                    self._keep(closed=True)
             state.status = ev.COMPLETED if status is CONTINUE else ev.HALTED
             self.driver.check(wait=True)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Preempted):
             state.status = ev.INTERRUPTED
             state.step_state = self.driver.step_state
             self._fire(ev.INTERRUPTED)
@@ -276,7 +280,7 @@ class Engine:
         status = self._fire(ev.ITERATION_STARTED, is_last=is_last)
         if status is not CONTINUE:
             return status
-        if self.plans and self._slot == 0:
+        if self.plans and (self._slot == 0 or self._window is None):
             self._plan(batch)
         batches, position = self._gather(batch, position)
         more = len(batches) - 1
@@ -297,7 +301,22 @@ class Engine:
             status = max(status, self._fire(ev.STEP_COMPLETED, is_last=last_step))
         state.iteration += 1
         self.driver.check(wait=False)
+        if status is CONTINUE:
+            self._keep(closed=False)
         return status
+
+    def _keep(self, *, closed: bool) -> None:
+        """Let the keeper save the run here, if it wants to; nothing is under way."""
+        state = self.state
+        if self.keeper is None or not self.keeper.wants(state, closed=closed):
+            return
+        # A state that may not go on is not worth keeping.
+        self.driver.check(wait=True)
+        state.step_state = self.driver.step_state
+        upcoming: Batch | None = None
+        if not closed and self.source.read_ahead and self._wants_more() and self._look(1):
+            upcoming = self.ahead[0][0]
+        self.keeper.keep(state, upcoming)
 
     def _gather(self, batch: Batch, position: Position) -> tuple[list[Batch], Position]:
         """Read the batches that may run in one dispatch with the first."""
@@ -327,7 +346,7 @@ class Engine:
     def _plan(self, batch: Batch) -> None:
         """Let the step see the whole window before it begins."""
         state = self.state
-        count = self.period
+        count = self.period - self._slot
         if state.max_iteration is not None:
             count = min(count, state.max_iteration - state.iteration)
         self._look(count - 1)

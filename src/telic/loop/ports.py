@@ -72,7 +72,8 @@ class StepProgram(Protocol):
       period: Attempts per window, K ≥ 1: the host knows from it when a window closes.
     """
 
-    period: int
+    @property
+    def period(self) -> int: ...
 
     def bind(self, example: Batch) -> "StepProgram":
         """Give this step with the shapes it learns from a first batch."""
@@ -86,7 +87,7 @@ class StepProgram(Protocol):
         """Give a starting state from what a caller handed to `run(state=...)`."""
         ...
 
-    def step(self, state: PyTree, batch: Batch, window: Any = None) -> Any:
+    def step(self, state: PyTree, batch: Batch, window: Any = None, /) -> Any:
         """Give the new state, or a `Result` with outputs."""
         ...
 
@@ -167,6 +168,18 @@ class State(Protocol):
     @property
     def steps(self) -> int:
         """Windows closed over the run."""
+        ...
+
+
+class Keeper(Protocol):
+    """Saves a run where nothing of it is under way."""
+
+    def wants(self, state: Any, *, closed: bool) -> bool:
+        """Say whether to save here: between two iterations or, with `closed`, between two epochs."""
+        ...
+
+    def keep(self, state: Any, upcoming: Batch | None) -> None:
+        """Save; `upcoming` is the next batch, where it is known. May raise to end the run."""
         ...
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from telic import tree
 from telic.contract import Aux, Objective, Step, loss_mean
-from telic.errors import ContractError, DataError, VariablesWarning
+from telic.errors import ContractError, DataError, ShapeError, VariablesWarning
 from telic.mean import Mean, Terms
 from telic.models import Forward, adapt
 from telic.objectives.fields import Fields, supervised_fields
@@ -169,6 +170,7 @@ class Supervised(ModelObjective):
             value: Any = Mean(jnp.zeros(()), jnp.zeros(()))
         else:
             value = self._loss(fields.targets, output.prediction)
+            _check_broadcast(value, fields.targets, output.prediction)
         return _statistics(value, fields), _aux(output, fields, step)
 
 
@@ -195,14 +197,36 @@ class FunctionObjective(ModelObjective):
             case (value, Forward() as output):
                 return _statistics(value, fields), _aux(output, fields, step)
             case (_, other):
-                got = f"(loss, {type(other).__name__})"
+                got = f"(loss, {_kind(other)})"
             case Forward():
                 got = "the output without the loss"
             case _:
-                got = f"{type(returned).__name__} alone" if returned is not None else "None"
+                got = f"{_kind(returned)} alone" if returned is not None else "None"
         raise ContractError(
             f"{name} must return (loss, output), where output is what forward(variables, inputs) gave (use "
             f"output.replace(prediction=...) for another prediction), got {got}; write `return loss, output`"
+        )
+
+
+def _kind(value: Any) -> str:
+    """Name what a function returned in the user's words: a traced array is an array."""
+    return f"an array of shape {value.shape}" if isinstance(value, jax.Array) else type(value).__name__
+
+
+def _check_broadcast(value: Any, targets: Any, prediction: Any) -> None:
+    """Refuse a loss that compares every target with every prediction, which trains to nonsense without a word.
+
+    Raises:
+      ShapeError: Targets (n,) and prediction (n, 1), or the reverse, gave losses (n, n).
+    """
+    if not all(isinstance(x, jax.Array | np.ndarray) for x in (value, targets, prediction)):
+        return
+    shapes = {targets.shape, prediction.shape}
+    rows = prediction.shape[0] if prediction.ndim else 1
+    if rows > 1 and shapes == {(rows,), (rows, 1)} and value.shape == (rows, rows):
+        raise ShapeError(
+            f"the loss compared each of {rows} targets with each prediction: targets {targets.shape} and prediction "
+            f"{prediction.shape} gave losses {value.shape}; make both one shape, as with prediction[..., 0]"
         )
 
 

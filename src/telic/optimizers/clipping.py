@@ -38,7 +38,9 @@ def qk_clip(
         keys; the rest of a query takes all of it, since its rotary key is shared by all heads. The rest of a key's
         entries are values and stay.
     Example:
+      >>> import optax
       >>> optimizer = optax.chain(optax.sgd(0.1), qk_clip(tau=100.0))
+
     Source: Kimi Team 2025, MuonClip; agrees with Megatron-LM's clip_qk to 1e-9, tests/golden/test_qk_clip.py.
     """
     if not tau > 0:

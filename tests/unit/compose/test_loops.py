@@ -425,3 +425,30 @@ def test_a_failing_message_is_told_once_and_training_goes_on() -> None:
     good = io.StringIO()
     summing().log(lambda s: f"at {s.iteration}", filter=telic.every(2), device=good).run([ONE] * 4)
     assert good.getvalue() == "at 1\nat 3\n"
+
+
+@pytest.mark.parametrize(("event", "at"), [("iteration_completed", 4), ("epoch_completed", 1)])
+def test_a_kept_state_continues_where_it_was_kept(event: str, at: int) -> None:
+    """B10, B11: a batch or an epoch that is run twice, or with a shifted index."""
+    straight = trainer().run(columns(), epochs=2)
+    kept: list[telic.LoopState] = []
+    trainer().handle_event(event, lambda s: kept.append(s.keep()), telic.once(at)).run(columns(), epochs=2)
+    final = trainer().run(columns(), epochs=2, state=kept[0])
+    assert same_bits(final.step_state, straight.step_state)
+    assert (final.epoch, final.total_iterations, list(final.history)) == (2, 12, [0, 1])
+
+
+@pytest.mark.parametrize("with_last", [False, True])
+def test_a_halted_epoch_loses_no_batch_of_a_stream(with_last: bool) -> None:
+    """A batch read ahead (to know whether it is the last) that is dropped, or used in an epoch it is not of."""
+    stream = telic.data.Dataset(train=lambda partition: iter([np.float32(i) for i in range(9)]), val=None)
+    seen: list[tuple[int, float]] = []
+    loop = summing().metric(lambda x: x, "now", reads="x", reduce="last")
+    loop.handle_event("iteration_completed", lambda s: seen.append((s.epoch, s.metrics["now"])))
+    loop.handle_event("iteration_completed", lambda s: telic.HALT_EPOCH, telic.once(3))
+    if with_last:
+        # Live: the first epoch is the last one until its end, so that the loop looks ahead in it.
+        loop.handle_event("iteration_completed", lambda s: None, telic.last)
+        loop.handle_event("epoch_halted", lambda s: s.replace(max_epoch=2))
+    loop.run(stream, epochs=1 if with_last else 2)
+    assert seen == [(0, 0.0), (0, 1.0), (0, 2.0), *((1, float(i)) for i in range(3, 9))]

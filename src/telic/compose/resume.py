@@ -1,0 +1,514 @@
+"""How a run saves itself and goes on: what is taken from a run between two steps, and how it is put back.
+
+A run is taken only where nothing is under way: after an iteration with all its handlers, after an epoch, at the end.
+So what is saved is exactly what an uninterrupted run holds at that place.
+"""
+
+import contextlib
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from telic.checkpoints import plain
+from telic.checkpoints.config import Checkpoints, check_count
+from telic.checkpoints.directory import Found, RunDirectory, Saved, versions
+from telic.checkpoints.leaves import Leaf, fill, named
+from telic.checkpoints.points import reach
+from telic.errors import CheckpointError, DataError, Interrupted, MismatchError, Preempted
+from telic.loop import events as ev
+from telic.loop.engine import Attachment
+from telic.loop.events import EVENTS, Counts
+from telic.loop.filters import every
+from telic.loop.ports import Source, StepProgram
+from telic.loop.state import LoopState, Metrics, scalars
+from telic.train.state import TrainState
+from telic.types import Batch, PyTree
+
+Resume = Literal["auto", "never", "must"]
+
+_WINDOW = "state/learner/window"
+
+
+@dataclass(frozen=True)
+class Saving:
+    """What a loop is told about checkpoints.
+
+    Attributes:
+      config: Where, and which stay.
+      resume: "auto" continues when there is a checkpoint, "must" insists on one, "never" begins anew and sets those
+        there are aside.
+    """
+
+    config: Checkpoints
+    resume: Resume = "auto"
+
+    def __post_init__(self) -> None:
+        if self.resume not in ("auto", "never", "must"):
+            raise ValueError(f"resume must be 'auto', 'never' or 'must', got {self.resume!r}")
+
+
+def as_saving(checkpoints: Checkpoints | None, checkpoint_every: int | None, resume: str) -> Saving | None:
+    """Give what a loop is told, from the options of a trainer.
+
+    Raises:
+      ValueError: `checkpoint_every` or `resume` asks for checkpoints and nothing says where they go.
+      TypeError: `checkpoints` is none.
+    """
+    if checkpoints is None:
+        if checkpoint_every is not None or resume == "must":
+            asked = f"checkpoint_every={checkpoint_every}" if checkpoint_every is not None else "resume='must'"
+            raise ValueError(f"{asked} needs a place: give Trainer(checkpoints=telic.Checkpoints('runs/name'))")
+        if resume not in ("auto", "never"):
+            raise ValueError(f"resume must be 'auto', 'never' or 'must', got {resume!r}")
+        return None
+    if not isinstance(checkpoints, Checkpoints):  # pyright: ignore[reportUnnecessaryIsInstance] users' input
+        raise TypeError(f"checkpoints takes telic.Checkpoints('runs/name'), got {checkpoints!r}")
+    if checkpoint_every is not None:
+        check_count("checkpoint_every", checkpoint_every, least=1)
+        c = checkpoints
+        checkpoints = Checkpoints(
+            c.directory, c.keep, checkpoint_every, c.keep_best, c.metric, c.mode, check_data=c.check_data
+        )
+    return Saving(checkpoints, resume)  # pyright: ignore[reportArgumentType] checked there
+
+
+@dataclass
+class Session:
+    """One run with checkpoints, from the lock on its directory to its last save.
+
+    Attributes:
+      saving: What the loop was told.
+      period: Attempts per window.
+      say: Takes lines for the person who watches.
+    """
+
+    saving: Saving
+    period: int
+    say: Callable[[str], None] = print
+    saved: Saved | None = None
+    _directory: RunDirectory = field(init=False)
+    _configuration: dict[str, Any] = field(default_factory=dict[str, Any])
+    _batch: Any = None
+    _due: bool = False
+    _latest: tuple[int, int] | None = None
+    _signals: "Signals" = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._directory = RunDirectory(self.saving.config)
+        self._signals = Signals(self.say)
+
+    @property
+    def name(self) -> str:
+        """The run's name: that of its directory."""
+        return self.saving.config.directory.resolve().name
+
+    # -- opening -------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Take the directory and read the newest whole checkpoint in it.
+
+        Raises:
+          BusyError: Another run holds the directory.
+          CheckpointError: None of its checkpoints is whole, or there is none and there must be.
+        """
+        gone = self._directory.open()
+        if gone:
+            self.say(f"{self.name}: removed what an interrupted save left: {', '.join(gone)}")
+        if self.saving.resume == "never":
+            aside = self._directory.set_aside()
+            if aside is not None:
+                self.say(f"{self.name}: begins anew; earlier checkpoints are in {aside}")
+            found = Found()
+        else:
+            found = self._directory.find()
+        for name, why in found.rejected.items():
+            self.say(f"{self.name}: checkpoint {name} was not taken: {why}")
+        if found.strays:
+            self.say(f"{self.name}: not checkpoints, left alone: {', '.join(found.strays)}")
+        if found.saved is None and self.saving.resume == "must":
+            raise CheckpointError(
+                f"resume='must', and {self._directory.root} has no checkpoint; give the directory of the run, or "
+                "resume='auto'"
+            )
+        self.saved = found.saved
+        self._signals.install()
+
+    def close(self) -> None:
+        """Wait for the save under way, give the lock back and the signals too."""
+        self._signals.restore()
+        self._directory.close()
+
+    def check_source(self, source: Source) -> None:
+        """Refuse data that cannot come back to a position.
+
+        Raises:
+          DataError: It cannot; the text says what to pass.
+        """
+        why = getattr(source, "not_resumable", None)
+        if why is not None:
+            raise DataError(f"checkpoints need data that can come back to a position: {why}")
+
+    # -- continuing ----------------------------------------------------------------------------------------------
+
+    def cursor(self) -> LoopState:
+        """Give the loop's state of the checkpoint, without the step's state.
+
+        Raises:
+          CheckpointError: It lacks something that every checkpoint has.
+        """
+        saved = self._found()
+        try:
+            loop = plain.load(saved.body["loop"], saved.arrays)
+            metrics = Metrics()
+            metrics.add(loop["metrics"])
+            counts = Counts(_counts(loop["counts"]), _counts(loop["epoch_counts"]))
+            return LoopState(
+                epoch=loop["epoch"],
+                max_epoch=loop["max_epoch"],
+                iteration=loop["iteration"],
+                max_iteration=loop["max_iteration"],
+                total_iterations=loop["total_iterations"],
+                max_steps=loop["max_steps"],
+                metrics=metrics,
+                history=loop["history"],
+                times=loop["times"],
+                counts=counts,
+                handler_state=loop["handler_state"],
+                status=loop["status"],
+                position=loop["position"],
+                accumulators=loop["accumulators"],
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"checkpoint {saved.name} of {self.name} lacks a part: {error}") from error
+
+    def going_on(self, state: LoopState) -> LoopState:
+        """Give a checkpoint's state as one that a run goes on from: not a second start, and its end is to come."""
+        counts = Counts(dict(state.counts.total), dict(state.counts.epoch))
+        for event in {ev.STARTED, state.status or ev.STARTED}:
+            counts.total[event] -= 1
+            # A start is counted in the epoch that runs, which may be a later one now.
+            counts.epoch[event] = max(0, counts.epoch[event] - 1)
+        return state.replace(counts=counts)
+
+    def example(self) -> Batch | None:
+        """Give a batch of the run's first shapes, or None when the checkpoint cannot say."""
+        described = self._found().body.get("batch")
+        return None if described is None else plain.example(described)
+
+    def is_over(self, epochs: int | None, steps: int | None) -> bool:
+        """Say whether the checkpoint's run reached these totals, or was halted short of the same ones."""
+        state = self.cursor()
+        if state.status == ev.HALTED and (epochs, steps) == (state.max_epoch, state.max_steps):
+            return True
+        if state.status is None:
+            return False
+        if steps is not None:
+            return state.max_steps is not None and state.steps >= steps
+        return epochs is not None and state.max_steps is None and state.epoch >= epochs
+
+    def check_kind(self, cursor: LoopState, epochs: int | None, steps: int | None) -> None:
+        """Refuse totals of another kind than the run's, in the middle of its work.
+
+        Raises:
+          MismatchError: The run counts epochs and is continued by steps, or the reverse.
+        """
+        if cursor.iteration and (steps is None) != (cursor.max_steps is None):
+            began, asked = ("epochs=", "steps=") if cursor.max_steps is None else ("steps=", "epochs=")
+            raise MismatchError(
+                f"the run {self.name} was begun with {began} and stands inside an epoch: continue it with {began}, "
+                f"not {asked}"
+            )
+
+    def fill(self, like: PyTree, program: StepProgram) -> PyTree:
+        """Give the step's state of the checkpoint.
+
+        Args:
+          like: The state a fresh run would start from.
+          program: The step.
+        Raises:
+          MismatchError: Model, optimizer, objective or window are others; the differences are listed.
+        """
+        saved = self._found()
+        stored = {name: leaf for name, leaf in saved.arrays.items() if _below(name, "state")}
+        self._check_configuration(configuration(program, like), saved)
+        if isinstance(like, TrainState) and not self._fits(like, stored):
+            # Sums of an empty window hold nothing, so a window of another kind or size can take their place.
+            fresh = {name: leaf for name, leaf in named("state", like).items() if _below(name, _WINDOW)}
+            stored = {name: leaf for name, leaf in stored.items() if not _below(name, _WINDOW)}
+            stored |= {name: Leaf(np.asarray(leaf)) for name, leaf in fresh.items()}
+        return fill("state", like, stored, what=f"the state of checkpoint {saved.name} of {self.name}")
+
+    def _fits(self, like: TrainState, stored: Mapping[str, Leaf]) -> bool:
+        """Say whether the window's leaves are this run's, or the window is open, so that they must be."""
+        slot = stored.get(f"{_WINDOW}/slot")
+        wanted = {name for name in named("state", like) if _below(name, _WINDOW)}
+        same = wanted == {name for name in stored if _below(name, _WINDOW)}
+        return same or slot is None or int(slot.data) != 0
+
+    def _check_configuration(self, here: dict[str, Any], saved: Saved) -> None:
+        there: dict[str, Any] = saved.body.get("configuration", {})
+        inside = self.cursor().iteration > 0
+        lines = [
+            f"  {name}: {there.get(name)!r} in the checkpoint, {value!r} in this run"
+            for name, value in here.items()
+            if there.get(name) != value and (name != "accumulate" or inside)
+        ]
+        if lines:
+            raise MismatchError(
+                f"this run is not the one of {self.name}:\n"
+                + "\n".join(lines)
+                + ("\naccumulate= can change between two epochs only" if "accumulate" in lines[-1] else "")
+                + "\nContinue it with what it was begun with, or give another directory",
+                lines=tuple(lines),
+            )
+        for name, value in here.items():
+            if there.get(name) != value:
+                self.say(f"{self.name}: {name} was {there.get(name)}, is {value} from here on")
+        before: dict[str, Any] = saved.body.get("versions", {})
+        changed = [f"{n} {before[n]} -> {v}" for n, v in versions().items() if n in before and before[n] != v]
+        if changed:
+            self.say(f"{self.name}: other versions compute other bits: {', '.join(changed)}")
+
+    def check_batch(self, first: Batch, *, read: bool) -> None:
+        """Refuse a next batch that is not the one the checkpoint's run would have read.
+
+        Args:
+          first: The batch at the checkpoint's position.
+          read: It will be used; False when it only showed its shapes.
+        Raises:
+          MismatchError: The data is another, or in another order.
+        """
+        saved = self._found()
+        expected = saved.body.get("next_batch")
+        if expected is None or not read or not self.saving.config.check_data:
+            return
+        if plain.batch_digest(first) != expected:
+            here = plain.describe(first)
+            before = saved.body.get("batch")
+            detail = f"; its shapes are {here}, those of the run's first batch {before}" if here != before else ""
+            raise MismatchError(
+                f"the data is not that of the run {self.name}: the next batch differs from the one that would have "
+                f"come{detail}. Give the same source, seed, batch and order; for data that is random by itself, "
+                "telic.Checkpoints(..., check_data=False)"
+            )
+
+    def begin(self, program: StepProgram, start: PyTree, example: Batch) -> None:
+        """Note what every checkpoint of this run records."""
+        self._configuration = configuration(program, start)
+        self._batch = plain.describe(example)
+
+    def announce(self, state: LoopState, epochs: int | None, steps: int | None, *, over: bool) -> None:
+        """Say where the run stands."""
+        verb = "already at" if over else "continuing at"
+        if steps is not None:
+            where = f"{state.steps:,} of {steps:,} updates"
+        else:
+            total = "" if epochs is None else f" of {epochs:,}"
+            where = f"epoch {state.epoch:,}{total}, {state.steps:,} updates"
+        if over and state.status == ev.HALTED:
+            self.say(f"{self.name}: already halted at {where}")
+        elif over:
+            self.say(f"{self.name}: {verb} {where}")
+        else:
+            self.say(f"continuing {self.name} at {where}")
+
+    def _found(self) -> Saved:
+        if self.saved is None:
+            raise CheckpointError("there is no checkpoint to continue from")
+        return self.saved
+
+    # -- saving: what the engine calls ---------------------------------------------------------------------------
+
+    def attachments(self) -> tuple[Attachment, ...]:
+        """Give the handler that marks the updates after which to save: it ends a group of iterations there."""
+        if self.saving.config.every is None:
+            return ()
+        return (Attachment(ev.STEP_COMPLETED, self._mark, every(self.saving.config.every), "checkpoints", late=True),)
+
+    def _mark(self, state: LoopState) -> None:
+        del state
+        self._due = True
+
+    def wants(self, state: LoopState, *, closed: bool) -> bool:
+        """Say whether to save here, between two iterations, or with `closed` between two epochs."""
+        error = self._directory.poll()
+        if error is not None:
+            self.say(f"{self.name}: a checkpoint could not be saved, training goes on: {error}")
+        if closed:
+            self._due = self._due or self.saving.config.every is None
+            is_end = state.max_epoch is not None and state.epoch >= state.max_epoch
+        else:
+            is_end = state.max_steps is not None and state.steps >= state.max_steps
+        # The end of the run has a save of its own.
+        return (self._due or self._signals.received is not None) and not is_end
+
+    def keep(self, state: LoopState, upcoming: Batch | None) -> None:
+        """Save here.
+
+        Raises:
+          Interrupted: SIGINT asked for the end of the run; it is saved.
+          Preempted: SIGTERM did.
+        """
+        self._save(state, upcoming)
+        self._stop(state)
+
+    def finish(self, state: LoopState) -> None:
+        """Save the end of the run and wait until it is on the disk.
+
+        Raises:
+          CheckpointError: It could not be saved.
+          Preempted: A signal came while the run was ending; it is saved.
+        """
+        self._save(state, None)
+        self._directory.finish()
+        self._stop(state)
+
+    def _stop(self, state: LoopState) -> None:
+        received = self._signals.received
+        if received is None:
+            return
+        self._directory.finish()
+        self.say(f"{self.name}: {received.name}: saved at {state.steps:,} updates; start it again to continue")
+        raise Interrupted(state) if received == signal.SIGINT else Preempted(state)
+
+    def _save(self, state: LoopState, upcoming: Batch | None) -> None:
+        self._due = False
+        arrays: dict[str, Any] = {}
+        score = self._score(state)
+        loop = plain.dump(_taken(state), "loop", arrays)
+        arrays |= named("state", state.step_state)
+        body = {
+            "loop": loop,
+            "configuration": self._configuration,
+            "batch": self._batch,
+            "next_batch": None if upcoming is None else plain.batch_digest(upcoming),
+        }
+        self._directory.save(state.steps, body, {name: hold(leaf) for name, leaf in arrays.items()}, score)
+        reach("run_taken")
+
+    def _score(self, state: LoopState) -> float | None:
+        metric = self.saving.config.metric
+        if metric is None:
+            return None
+        values: Mapping[str, Any] = {}
+        if state.history and (state.iteration == 0 or state.status is not None):
+            values = state.history[max(state.history)]
+        values = {**scalars({n: v for n, v in state.metrics.items() if n == metric}), **values}
+        return values.get(metric)
+
+
+def configuration(program: StepProgram, state: PyTree) -> dict[str, Any]:
+    """Give what must be the same for a run to be the same run, beside the arrays' shapes."""
+    objective = getattr(program, "objective", None)
+    learner = state.opt_state if isinstance(state, TrainState) else state
+    # The names of an optimizer's states tell apart what has the same leaves; addresses would differ in each process.
+    structure = re.sub(r"0x[0-9a-fA-F]+", "0x", str(jax.tree.structure(learner)))
+    return {
+        "objective": None if objective is None else type(objective).__name__,
+        "optimizer" if isinstance(state, TrainState) else "state": structure,
+        "accumulate": program.period,
+    }
+
+
+def hold(leaf: Any) -> Any:
+    """Give a leaf that the next step cannot take away: its buffer is donated to it.
+
+    On the CPU it is a view, which waits for the step and copies nothing: the runtime copies a donated buffer that is
+    still looked at. Elsewhere it is a copy on the device, which waits for nothing.
+    """
+    if not isinstance(leaf, jax.Array):
+        return np.array(leaf)
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) or not leaf.is_fully_addressable:
+        return jnp.array(leaf, copy=True)
+    if all(device.platform == "cpu" for device in leaf.devices()) and len(leaf.devices()) == 1:
+        return np.asarray(leaf)
+    return jnp.array(leaf, copy=True)
+
+
+def _taken(state: LoopState) -> dict[str, Any]:
+    """Give the host's part of a run, from a state between two events."""
+    open_epoch = state.iteration > 0 and state.status is None
+    accumulators = state.read_accumulators() if open_epoch and state.read_accumulators is not None else None
+    return {
+        "epoch": state.epoch,
+        "max_epoch": state.max_epoch,
+        "iteration": state.iteration,
+        "max_iteration": state.max_iteration,
+        "total_iterations": state.total_iterations,
+        "max_steps": state.max_steps,
+        "metrics": {n: v for n, v in state.metrics.added.items()} if open_epoch else {},
+        "history": state.history,
+        "times": state.times,
+        "counts": state.counts.total,
+        "epoch_counts": state.counts.epoch,
+        "handler_state": state.handler_state,
+        "status": state.status,
+        "position": state.position,
+        "accumulators": accumulators,
+    }
+
+
+def _counts(found: Mapping[str, int]) -> dict[str, int]:
+    return {event: found.get(event, 0) for event in EVENTS}
+
+
+def _below(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith(prefix + "/")
+
+
+class Signals:
+    """SIGTERM and SIGINT while a run with checkpoints is active: the first asks for a save, the second ends at once."""
+
+    def __init__(self, say: Callable[[str], None]):
+        self._say = say
+        self._before: dict[signal.Signals, Any] = {}
+        self.received: signal.Signals | None = None
+
+    def install(self) -> None:
+        """Take the signals over, in the main thread; ignored ones stay ignored."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in (signal.SIGTERM, signal.SIGINT):
+            before = signal.getsignal(number)
+            if before is signal.SIG_IGN or before is None:
+                continue
+            self._before[number] = before
+            signal.signal(number, self._receive)
+
+    def restore(self) -> None:
+        """Give the signals back to whoever had them."""
+        for number, before in self._before.items():
+            # A handler that somebody installed since then stays.
+            if signal.getsignal(number) == self._receive:
+                signal.signal(number, before)
+        self._before = {}
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:
+            if number == signal.SIGINT and _is_interactive():
+                raise KeyboardInterrupt
+            os._exit(128 + number)
+        self.received = signal.Signals(number)
+        with contextlib.suppress(OSError, ValueError, RuntimeError):
+            os.write(2, f"\n{self.received.name}: saving after this step; a second signal ends at once\n".encode())
+        before = self._before.get(self.received)
+        if callable(before) and before is not signal.default_int_handler:
+            before(number, frame)
+
+
+def _is_interactive() -> bool:
+    """Say whether a person types the program as it runs: its process is theirs to keep."""
+    return hasattr(sys, "ps1") or "ipykernel" in sys.modules
+
+
+__all__ = ["Resume", "Saving", "Session", "as_saving", "configuration", "hold"]
