@@ -171,7 +171,7 @@ def test_a_rejected_attempt_does_not_give_its_key_away() -> None:
     """Row 5: the attempt after a rejected one uses fold_in(key, attempts), not the rejected one's key."""
     step, run, _, start = prepared("mean", 1, "float32")
     bad = run(start, batch_of(0, 4, poison=tiny.LOSS_NAN, masses=1.0)).state
-    key = lambda s: jax.random.key_data(step._info(s, s.attempts, s.microbatches, s.variables).key)
+    key = lambda s: jax.random.key_data(step.moment(s).key)
     assert (int(bad.attempts), int(bad.microbatches)) == (1, 0)
     np.testing.assert_array_equal(key(bad), jax.random.key_data(jax.random.fold_in(start.key, 1)))
 

@@ -117,7 +117,7 @@ def run(folder: Path, *, seed: int = 0, epochs: int = 8, plain: bool = False) ->
         "Next:\n"
         f"  {again:<32}  another start, a longer run\n"
         "  README.md                         the same in ten lines of your own\n"
-        "  examples/                         a program for each rung, from a loss by name to a raw loop"
+        "  examples/                         a program for each rung of the ladder"
     )
     return final
 

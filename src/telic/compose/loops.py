@@ -838,7 +838,8 @@ def _as_program(step: Any, init: Callable[[Any], Any] | None) -> StepProgram:
 
 def _as_metric(metric: Any, name: str | None, *, reduce: Any, reads: Any) -> Metric:
     """Turn what a user gave into a Metric; a loss by name is a metric too."""
-    if isinstance(metric, str) and metric not in metric_table.NAMES and metric in losses.NAMES:
+    is_loss = isinstance(metric, str) and (metric in losses.NAMES or metric in losses.ALIASES)
+    if is_loss and metric not in metric_table.NAMES:
         return metric_table.as_metric(losses.get(metric), name or metric, reduce=reduce, reads=reads)
     return metric_table.as_metric(metric, name, reduce=reduce, reads=reads)
 

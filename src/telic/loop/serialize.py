@@ -265,7 +265,10 @@ class _Writer:
         return {
             "t": "leaves",
             "type": type(value).__name__,
-            "v": [[name := tree.path_name(path), self.plain(leaf, f"{where}/{name}", 0)] for path, leaf in leaves],
+            "v": [
+                [name := tree.path_name(path), self.plain(leaf, f"{where}/{name}".rstrip("/"), 0)]
+                for path, leaf in leaves
+            ],
         }
 
     def plain(self, value: Any, where: str, depth: int) -> Any:

@@ -1,7 +1,7 @@
 """Checks that an objective keeps the contract of `telic.contract`, run on the user's own objective and batch."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from telic import optimizers, tree
-from telic.contract import Objective, Step, call_loss, reduce_statistics
+from telic.contract import Objective, Step, call_loss, owns_statistics, reduce_statistics
 from telic.driver import build_state, check_constants
 from telic.errors import CaptureError, TelicError
 from telic.mean import merge_statistics
@@ -146,28 +146,38 @@ class _Subject:
     step: TrainStep
     state: TrainState
     batch: Batch
+    run: Callable[[Any, Batch, Step], PyTree]
+    advance: Callable[[TrainState, Batch], Any]
+    traces: list[int]
 
     @staticmethod
     def of(objective: Objective, batch: Batch, key: int) -> "_Subject":
         optimizer = optax.with_extra_args_support(optimizers.adamw(1e-3, weight_decay=0.1))
-        step = TrainStep(objective, optimizer, jax.random.key(key)).bind(batch)
+        # The commit's result goes unchecked, so that a rejection is the loss's or the gradient's own.
+        step = TrainStep(objective, optimizer, jax.random.key(key), keep_previous=False).bind(batch)
         state = step.initial_state(step.objective.initializer, step.key)
         jax.eval_shape(step.step, state, batch)
-        return _Subject(step.objective, step, state, batch)
+
+        def run(variables: Any, batch: Batch, moment: Step) -> PyTree:
+            found, _ = call_loss(step.objective, variables, batch, moment)
+            return statistic.canonical(found, own=owns_statistics(step.objective))
+
+        traces: list[int] = []
+
+        def advance(state: TrainState, batch: Batch) -> Any:
+            traces.append(1)
+            result = step.step(state, batch)
+            return result.state, result.accepted
+
+        return _Subject(step.objective, step, state, batch, run, advance, traces)
 
     def moment(self, *, train: bool = True, draw: int = 0) -> Step:
-        info = self.step._info(self.state, self.state.attempts + draw, self.state.microbatches, self.state.variables)
+        info = self.step.moment(self.state, self.state.attempts + draw)
         return dataclasses.replace(info, train=train)
 
     def statistics(self, batch: Batch, *, train: bool = True, draw: int = 0) -> PyTree:
         """Give the summable statistics of a batch."""
-        variables, moment = self.state.variables, self.moment(train=train, draw=draw)
-
-        def run(variables: Any, batch: Batch, moment: Step) -> PyTree:
-            found, _ = call_loss(self.objective, variables, batch, moment)
-            return statistic.canonical(found, own=self.step._owns)
-
-        return build_state(run, variables, batch, moment)
+        return build_state(self.run, self.state.variables, batch, self.moment(train=train, draw=draw))
 
     def trace(self) -> Any:
         """Give the loss of the batch as a program."""
@@ -226,7 +236,7 @@ def _masses(subject: _Subject) -> Finding:
     negative = [name or "the Mean" for name, mass in statistic.masses(found).items() if not bool(mass >= 0)]
     if negative:
         return "fail", f"negative mass in {', '.join(negative)}: a mass counts data, so it is 0 or more"
-    if subject.step._owns:
+    if owns_statistics(subject.objective):
         return "note", "statistics of your own: that their masses are free of parameters cannot be told"
     if reads.trained:
         return "note", f"a mass may read {', '.join(reads.trained)}, but changing them does not change it"
@@ -291,11 +301,9 @@ def _zero_mass(subject: _Subject) -> Finding:
         if bool(has_data):
             continue
         label = name or f"a field of shape {leaf.shape}"
-        if (
-            float(value) != 0
-            or not bool(tree.all_finite(gradient))
-            or any(bool((g != 0).any()) for g in jax.tree.leaves(gradient))
-        ):
+        moved = not bool(tree.all_finite(gradient)) or any(bool((g != 0).any()) for g in jax.tree.leaves(gradient))
+        # A reduction of its own may give any value where there is no data: nothing is committed then.
+        if moved or (float(value) != 0 and not owns_statistics(subject.objective)):
             return "fail", (
                 f"with {label} all zero there is no mass, yet the loss is {float(value):.4g} and its gradient is not "
                 "zero: multiply by the mask before summing, and leave the division to Mean"
@@ -307,7 +315,9 @@ def _zero_mass(subject: _Subject) -> Finding:
 def _dtypes(subject: _Subject) -> Finding:
     for accumulate in (1, 2):
         step = dataclasses.replace(subject.step, accumulate=accumulate)
-        state = step.open(subject.state, subject.batch)
+        state = subject.state
+        if accumulate > 1:
+            state = state.replace(window=step.empty_window(state, subject.batch))
         after = jax.eval_shape(step.step, state, subject.batch).state
         moved = [
             name
@@ -320,19 +330,12 @@ def _dtypes(subject: _Subject) -> Finding:
 
 
 def _compilation(subject: _Subject) -> Finding:
-    count = 0
-
-    def counted(state: TrainState, batch: Batch) -> TrainState:
-        nonlocal count
-        count += 1
-        return subject.step.step(state, batch).state
-
-    state = build_state(counted, subject.state, subject.batch)
-    once = count
+    state, _ = build_state(subject.advance, subject.state, subject.batch)
+    once = len(subject.traces)
     for _ in range(2):
-        state = build_state(counted, state, subject.batch)
-    if count != once:
-        return "fail", f"three steps on batches of one shape were traced {count} times"
+        state, _ = build_state(subject.advance, state, subject.batch)
+    if len(subject.traces) != once:
+        return "fail", f"three steps on batches of one shape were traced {len(subject.traces)} times"
     return "pass", "one program for batches of one shape"
 
 
@@ -342,12 +345,12 @@ def _rejection(subject: _Subject) -> Finding:
 
     variables = {**subject.state.variables, "params": jax.tree.map(poison, subject.state.variables["params"])}
     state = subject.state.replace(variables=variables)
-    result = build_state(subject.step.step, state, subject.batch)
-    if bool(result.accepted):
+    after, accepted = build_state(subject.advance, state, subject.batch)
+    if bool(accepted):
         return "fail", "NaN parameters gave a finite loss and gradient: the loss hides what is not finite"
     moved = [
         name
-        for name, (old, new) in _pairs(state, result.state).items()
+        for name, (old, new) in _pairs(state, after).items()
         if _bytes(old) != _bytes(new) and not name.startswith(("attempts", "learner/rejections"))
     ]
     if moved:

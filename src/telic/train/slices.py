@@ -24,12 +24,14 @@ def joined(outputs: Any, accepted: Array, tail: Any, size: int, rest: int) -> tu
     """
     flags = accepted if tail is None else jnp.concatenate([accepted, tail[1][None]])
 
+    rest_accepted = jnp.asarray(False) if tail is None else tail[1]
+
     def pool(stacked: Any, last: Any) -> Any:
         if isinstance(stacked, Mean):
             totals = _kept(stacked.total, accepted).sum(0), _kept(stacked.mass, accepted).sum(0)
             mean = Mean(*totals)
             if last is not None:
-                mean = mean.merge(Mean(_kept(last.total, tail[1]), _kept(last.mass, tail[1])))
+                mean = mean.merge(Mean(_kept(last.total, rest_accepted), _kept(last.mass, rest_accepted)))
             return mean
         if isinstance(stacked, Terms):
             means = {
@@ -42,13 +44,13 @@ def joined(outputs: Any, accepted: Array, tail: Any, size: int, rest: int) -> tu
             return rows if last is None else jnp.concatenate([rows, last])
         if not jnp.issubdtype(stacked.dtype, jnp.inexact):
             total = _kept(stacked, accepted).sum(0)
-            return total if last is None else total + _kept(last, tail[1])
+            return total if last is None else total + _kept(last, rest_accepted)
         masses = jnp.full(accepted.shape, size, stacked.dtype) * accepted.astype(stacked.dtype)
         total = (_kept(stacked, accepted) * masses.reshape(-1, *(1,) * (stacked.ndim - 1))).sum(0)
         mass = masses.sum()
         if last is not None:
-            own = jnp.asarray(rest, stacked.dtype) * tail[1].astype(stacked.dtype)
-            total, mass = total + _kept(last, tail[1]) * own, mass + own
+            own = jnp.asarray(rest, stacked.dtype) * rest_accepted.astype(stacked.dtype)
+            total, mass = total + _kept(last, rest_accepted) * own, mass + own
         return total / jnp.where(mass > 0, mass, 1)
 
     is_statistic = lambda x: isinstance(x, Mean | Terms)  # noqa: E731

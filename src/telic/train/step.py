@@ -179,7 +179,7 @@ class TrainStep:
         self._mass_reads(state, batch)
         empty = Window(slot=jnp.zeros((), jnp.int32))
         if self.accumulate > 1:
-            empty = self._empty_window(state, batch)
+            empty = self.empty_window(state, batch)
         if windows.same_kind(state.window, empty, self.accumulate):
             return state
         if windows.holds_attempts(state.window):
@@ -218,11 +218,11 @@ class TrainStep:
             state.variables,
             self.trained(state.variables),
             batch,
-            self._info(state, state.attempts, state.microbatches, state.variables),
+            self.moment(state),
             policy=self.policy,
         )
 
-    def _empty_window(self, state: TrainState, batch: Batch) -> Window:
+    def empty_window(self, state: TrainState, batch: Batch) -> Window:
         """Give an empty window of the kind that this objective's statistics need."""
         shapes = jax.eval_shape(self._attempt, state, batch)
         collections = {name: tree_ for name, tree_ in state.variables.items() if name != "params"}
@@ -278,6 +278,10 @@ class TrainStep:
             return self._single(state, batch)
         return self._windowed(state, batch, window)
 
+    def moment(self, state: TrainState, attempt: Array | None = None) -> Step:
+        """Give what the objective knows of an attempt, by default of the state's next."""
+        return self._info(state, state.attempts if attempt is None else attempt, state.microbatches, state.variables)
+
     def _info(self, state: TrainState, attempt: Array, step: Array, variables: Variables) -> Step:
         average = ema.averaged(variables, state.ema)
         return Step(
@@ -296,7 +300,7 @@ class TrainStep:
             state.variables,
             self.trained(state.variables),
             batch,
-            self._info(state, state.attempts, state.microbatches, state.variables),
+            self.moment(state),
             policy=self.policy,
             loss_scale=state.loss_scale,
             seed=None if planned is None else planned_value(planned),
@@ -466,7 +470,7 @@ class TrainStep:
         example = jax.tree.map(lambda x: x[:size], batch)
         inner = dataclasses.replace(self, microbatch=None, accumulate=attempts)
         inner = dataclasses.replace(inner, plans=inner.can_plan(state, example))
-        window = inner._empty_window(state, example)
+        window = inner.empty_window(state, example)
         whole = jax.tree.map(lambda x: x[: count * size].reshape(count, size, *x.shape[1:]), batch)
         last = jax.tree.map(lambda x: x[count * size :], batch)
         if window.planned is not None:

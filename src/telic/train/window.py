@@ -221,7 +221,7 @@ def shared_gradient(window: Window) -> tuple[Array, PyTree, Array]:
 def planned_gradient(window: Window) -> tuple[Array, PyTree, Array]:
     """Give (loss, gradient, has_data) of a window whose masses were planned."""
     means = list(window.statistics.values())
-    value = sum((m.value() for m in means[1:]), start=means[0].value())
+    value = jnp.stack([m.value() for m in means]).sum()
     has_data = jnp.stack([m.has_data() for m in means]).any()
     return value, window.gradient, has_data & ~window.stored.failed
 

@@ -2,6 +2,7 @@
 
 import math
 
+import flax.linen as nn
 import numpy as np
 import pytest
 
@@ -149,7 +150,7 @@ def test_a_name_is_given_once() -> None:
 def test_an_absent_metric_is_named_with_those_there_are() -> None:
     """A misspelt metric that is never looked at."""
     loop = scripted(loss=[1, 1], accuracy=[1, 1]).early_stop("acuracy", mode="max")
-    with pytest.raises(ContractError, match="Did you mean 'accuracy'.*loss, accuracy") as caught:
+    with pytest.raises(ContractError, match=r"Did you mean 'accuracy'.*loss, accuracy") as caught:
         run(loop, 2)
     assert "early_stop/acuracy at event 'epoch_completed'" in caught.value.__notes__[0]
 
@@ -162,8 +163,6 @@ def test_a_vector_is_refused() -> None:
 
 
 def _model():
-    import flax.linen as nn
-
     return nn.Dense(1)
 
 

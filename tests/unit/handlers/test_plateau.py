@@ -1,5 +1,7 @@
 """The plateau: which rate is lowered, by how much, and where it is refused."""
 
+import itertools
+
 import flax.linen as nn
 import jax
 import numpy as np
@@ -44,7 +46,7 @@ def test_the_next_update_uses_the_new_rate() -> None:
     )
     loop.handle_event("epoch_completed", lambda s: s.metrics.add({"flat": 1.0}))
     loop.reduce_lr_on_plateau("flat", mode="min", factor=0.5, patience=1).run(DATA, epochs=3)
-    steps = [b - a for a, b in zip(seen[:-1], seen[1:], strict=True)]
+    steps = [b - a for a, b in itertools.pairwise(seen)]
     np.testing.assert_allclose(steps[1], steps[0] * 0.5, rtol=1e-5)
 
 

@@ -114,7 +114,8 @@ class Wrong(Tiny):
             case "divides by the mass":
                 return Mean((error * m / m.sum()).sum() * m.sum(), m.sum())
             case "hides NaN":
-                return jax.tree.map(jnp.nan_to_num, Mean.of(jnp.where(jnp.isnan(error), 0, error)))
+                clean = jax.tree.map(jnp.nan_to_num, params)
+                return Mean.of((batch["x"] @ clean["w"] + clean["b"][0] - batch["y"]) ** 2)
             case "moves in evaluation":
                 return fit, Aux(variables={"c": {"n": variables["c"]["n"] + 1}})
             case _:
@@ -142,13 +143,9 @@ class Wrong(Tiny):
 def test_wrong_objectives_fail_their_check(kind: str, check: str) -> None:
     report = check_objective(Wrong(kind), BATCH)
     assert check in report.failed, str(report)
+    # A fault that drowned the report in others would be hard to find.
+    assert len(report.failed) <= (1 if check in ("contract", "splits", "captures", "evaluation", "rejection") else 3)
     assert not report.ok
     assert report.exit_code == 1
     with pytest.raises(ObjectiveFault, match=f"Wrong breaks its contract: .*{check}"):
         report.check()
-
-
-def test_wrong_objectives_fail_nothing_else() -> None:
-    """A fault that drowns the report in others, so that nobody finds it."""
-    for kind in ("average for a total", "masked average", "reads its own array", "moves in evaluation"):
-        assert len(check_objective(Wrong(kind), BATCH).failed) == 1
