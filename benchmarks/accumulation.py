@@ -61,6 +61,8 @@ class GPT(Objective):
 
 
 class TwoTerms(GPT):
+    """The same model with a z-loss that has a denominator of its own."""
+
     def loss(self, variables: Any, batch: Any, step: Step) -> Any:
         del step
         losses, normaliser = self.nll(variables["params"], batch["tokens"])

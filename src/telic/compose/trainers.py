@@ -83,7 +83,7 @@ class Trainer:
         self.trainable = trainable
         self.precision = precisions.policy(precision)
         self.loss_scale = precisions.loss_scale(loss_scale)
-        self.nonfinite = nonfinite
+        self.nonfinite: Literal["reject", "raise", "allow"] = nonfinite
         self.max_rejected = max_rejected
         self.keep_previous = keep_previous
         as_saving(checkpoints, None, "auto")

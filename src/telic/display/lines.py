@@ -47,7 +47,7 @@ class MessageLog:
     A message function that fails is warned of once, and training goes on.
     """
 
-    def __init__(self, message: Callable[[State], Any], stream: Stream | None = None):
+    def __init__(self, message: Callable[[Any], Any], stream: Stream | None = None):
         self._message = message
         self._stream = stream
         self._warned = False

@@ -104,8 +104,8 @@ def _unwrap(fn: Callable[..., Any]) -> Any:
     while True:
         if isinstance(fn, functools.partial):
             fn = fn.func
-        elif hasattr(fn, "__wrapped__"):
-            fn = fn.__wrapped__
+        elif (wrapped := getattr(fn, "__wrapped__", None)) is not None:
+            fn = wrapped
         elif inspect.ismethod(fn):
             fn = fn.__func__
         else:
