@@ -48,6 +48,7 @@ ADAPTERS: dict[str, tuple[str, ...]] = {
     "rich": ("telic.display", "telic.cli"),
     "tyro": ("telic.config", "telic.cli"),
     "equinox": ("telic.models",),
+    "qwix": ("telic.interop",),
     "torch": ("telic.data", "telic.interop"),
     "datasets": ("telic.data",),
     "tensorboardX": ("telic.trackers",),

@@ -35,6 +35,7 @@ _HOMES = {
     "evaluator": "telic.compose",
     "train_step": "telic.compose",
     "eval_step": "telic.compose",
+    "find_learning_rate": "telic.compose",
     "TrainState": "telic.train.state",
     # The loop: what a step and a handler see and say.
     "Loop": "telic.compose",
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
     from telic.compose import Trainer as Trainer
     from telic.compose import eval_step as eval_step
     from telic.compose import evaluator as evaluator
+    from telic.compose import find_learning_rate as find_learning_rate
     from telic.compose import train_step as train_step
     from telic.compose import trainer as trainer
     from telic.contract import Aux as Aux

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from telic.ema import EMASpec
 from telic.errors import ContractError
 from telic.mean import Mean, Terms, wide
+from telic.precision import Policy
 from telic.tree import leading_dimension
 from telic.types import Array, Batch, Key, PyTree, Variables
 
@@ -31,6 +32,8 @@ class Step:
       updates: Optimizer updates committed so far, int32; constant within a window. The clock for schedules in a loss.
       train: True in training, False in evaluation. Static: it may decide Python branches.
       averaged: The variables with the moving average laid over; None without one. Never differentiated.
+      precision: Dtypes of this run. Parameters, averaged ones too, and inputs come in its compute dtype, and what a
+        model's forward pass gives is cast to its output dtype before a loss sees it. Static.
     """
 
     step: Any = 0
@@ -38,6 +41,7 @@ class Step:
     updates: Any = 0
     train: bool = field(default=True, metadata={"static": True})
     averaged: Any = None
+    precision: Policy = field(default_factory=Policy, metadata={"static": True})
 
 
 @jax.tree_util.register_dataclass

@@ -4,6 +4,7 @@ The only place that jits training and evaluation.
 """
 
 import functools
+import logging
 import time
 import warnings
 from collections import deque
@@ -18,8 +19,8 @@ import numpy as np
 
 from telic import tree
 from telic.contract import Result, as_result
-from telic.errors import CaptureError, CaptureWarning, ContractError, ShapeError
-from telic.loop.ports import Placement, Reducer, Reported, StepProgram
+from telic.errors import CaptureError, CaptureWarning, ContractError, NonFiniteError, ShapeError
+from telic.loop.ports import CountsAttempts, Placement, Reducer, Reported, StepProgram
 from telic.types import Batch, PyTree
 
 LARGE_CONSTANT_BYTES = 2**20
@@ -42,6 +43,11 @@ _REGION_ANALYSIS = "xla_cpu_copy_insertion_use_region_analysis"
 
 _HEALTH_EVERY = 16
 """Iterations between looks at the step's health; each look is at values that are already there."""
+
+KEPT_BYTES = 256 * 2**20
+"""Memory of the batches that are kept until their health is read, at most; those of the newest dispatch always are."""
+
+_log = logging.getLogger("telic.loop")
 
 Signature = tuple[Any, tuple[tuple[tuple[int, ...], Any], ...]]
 
@@ -88,6 +94,7 @@ class StepDriver:
       options: How to run.
       scopes: Sets of accumulators, each emptied on its own: "epoch", and "interval" where somebody logs intervals.
       reported: Gives reducers for what the step reports by itself.
+      probes: Functions of the step's outputs by name, that `probe` computes.
       carries: Whether the step's state changes: False in evaluation, whose state is neither donated nor returned.
     """
 
@@ -101,6 +108,7 @@ class StepDriver:
         scopes: tuple[str, ...] = ("epoch",),
         carries: bool = True,
         reported: Reported | None = None,
+        probes: Mapping[str, Callable[[Any], PyTree]] | None = None,
     ):
         self._program = program
         self._asked = dict(reducers)
@@ -109,11 +117,15 @@ class StepDriver:
         self._scopes = scopes
         self._carries = carries
         self._reported = reported
+        self._probes = dict(probes or {})
+        self._probe_programs: dict[tuple[tuple[str, ...], Signature], Callable[..., Any]] = {}
+        self._compiled: Any = None
         self._reducers: dict[str, Reducer] = {}
         self._state: PyTree = None
         self._accumulators: dict[str, PyTree] = {}
         self._empty: PyTree = None
-        self._health: deque[Any] = deque(maxlen=2 * _HEALTH_EVERY)
+        self._health: deque[tuple[int, Any]] = deque(maxlen=2 * _HEALTH_EVERY)
+        self._recent: _Recent | None = None
         self._signatures: list[Signature] = []
         self._first: Signature | None = None
         self._generation = 0
@@ -125,12 +137,12 @@ class StepDriver:
         self._in_flight: deque[Any] = deque()
         self._counts: dict[int, Any] = {}
         self._step: Callable[..., Any] = self._body
-        self._flush: Callable[..., Any] = program.flush
+        self._flush: Callable[..., Any] = self._flushed
         self._compute: Callable[..., Any] = self._values
         self._plan: Callable[..., Any] = getattr(program, "window_of", _no_plan)
         if options.jit:
             self._plan = jax.jit(self._plan)
-            self._flush = jax.jit(program.flush, donate_argnums=0)
+            self._flush = jax.jit(self._flushed, donate_argnums=0)
             self._compute = jax.jit(self._values)
 
     def _compile_options(self, *, loops: bool) -> dict[str, Any] | None:
@@ -151,6 +163,8 @@ class StepDriver:
         if self._state is not None and value is not self._state:
             if self._options.strict:
                 _check_same(self._state, value, "a handler's step_state")
+            if self._recent is not None:
+                self._recent.replaced(self._state, value)
             value = _owned(value, self._state)
         self._state = value
 
@@ -182,6 +196,8 @@ class StepDriver:
             _check_same(step_state, result.state, "the step")
         found = {} if self._reported is None else self._reported(result, self._asked)
         self._reducers = {**self._asked, **found}
+        for name, probe in self._probes.items():
+            _check_probe(name, probe, result)
         self._empty = {name: r.init(result, shapes) for name, r in self._reducers.items()}
         self._accumulators = {"index": jnp.zeros((), jnp.int32)}
         for scope in self._scopes:
@@ -189,6 +205,8 @@ class StepDriver:
         if accumulators is not None:
             self._accumulators |= accumulators
         self._state = step_state
+        if self._carries and isinstance(self._program, CountsAttempts):
+            self._recent = _Recent(self._program)
         if self._options.jit:
             self._choose_program(traced, shapes)
 
@@ -227,9 +245,10 @@ class StepDriver:
             return 1
         return max(1, min(self._width, int(GROUP_SECONDS / max(self._pace, 1e-9))))
 
-    def stacks(self, first: Batch, other: Batch) -> bool:
-        """Say whether two batches have one shape, so that one dispatch may run both."""
-        return _signature(first) == _signature(other)
+    def stacks(self, first: Batch) -> Callable[[Batch], bool]:
+        """Give a test for batches of the first one's shape, which one dispatch may run with it."""
+        signature = _signature(first)
+        return lambda other: _signature(other) == signature
 
     def restart(self, step_state: PyTree) -> None:
         """Start over with another state of the same shapes: accumulators are emptied, programs are kept."""
@@ -256,11 +275,13 @@ class StepDriver:
         if is_new:
             self._compile(arguments)
         self._generation += 1
+        if self._recent is not None:
+            self._recent.add(self._generation, batches, self._state)
         state, self._accumulators, health, ticket = self._step(self._state, self._accumulators, *arguments)
         if self._carries:
             self._state = state
         if health is not None:
-            self._health.append(health)
+            self._health.append((self._generation, health))
             self._since_check += len(batches)
         if self._loops:
             self._keep_pace(ticket, len(batches), is_new)
@@ -291,6 +312,54 @@ class StepDriver:
         self._pace = seconds if self._pace is None else 0.7 * self._pace + 0.3 * seconds
         self._dispatched = now
 
+    def probe(
+        self, names: Sequence[str], batch: Batch, *, epoch: int, iteration: int, window: Any = None
+    ) -> dict[str, Any]:
+        """Give what probes see of the step on a batch, from the state it will start from; the state stays as it is.
+
+        The step runs once more for it, in a program of its own from which everything the probes do not read is
+        dropped. The program that trains is the one of a run without probes, so its bits are too.
+        """
+        signature = _signature(batch)
+        if signature not in self._signatures and signature != self._first and self._options.strict:
+            self._refuse_or_admit(batch, signature, epoch, iteration)
+        placed = self._placement.put(batch, fresh=False)
+        key = (tuple(names), signature)
+        if key not in self._probe_programs:
+            self._probe_programs[key] = self._make_probe(key[0], self._state, placed, window)
+        values = self._probe_programs[key](self._state, placed, self._accumulators["index"], window)
+        return {name: values[name] for name in names}
+
+    def _make_probe(self, names: tuple[str, ...], state: PyTree, batch: Batch, window: Any) -> Callable[..., Any]:
+        def seen(state: PyTree, batch: Batch, index: Any, window: Any) -> dict[str, Any]:
+            result = as_result(self._call(state, batch, index, window))
+            outputs = result.state if result.outputs is None else result.outputs
+            return {name: self._probes[name](outputs) for name in names}
+
+        if not self._options.jit:
+            return seen
+        program = jax.jit(seen, compiler_options=self._compile_options(loops=False))
+        listener, what, began = self._options.listener, f"the probe {', '.join(names)}", time.perf_counter()
+        if listener is not None:
+            listener.compiling(what)
+        program.lower(state, batch, self._accumulators["index"], window).compile()
+        if listener is not None:
+            listener.compiled(what, time.perf_counter() - began)
+        return program
+
+    def memory(self) -> dict[str, int] | None:
+        """Give the bytes of the compiled step by kind (arguments, outputs, temporaries, ...), or None where unknown."""
+        analysis = None if self._compiled is None else self._compiled.memory_analysis()
+        if analysis is None:
+            return None
+        return {
+            "arguments": int(analysis.argument_size_in_bytes),
+            "outputs": int(analysis.output_size_in_bytes),
+            "temporaries": int(analysis.temp_size_in_bytes),
+            "outputs that reuse arguments": int(analysis.alias_size_in_bytes),
+            "program": int(analysis.generated_code_size_in_bytes),
+        }
+
     def plan(self, batches: Sequence[Batch]) -> Any:
         """Give what the step plans for a window of these batches."""
         placed = [self._placement.put(batch, fresh=False) for batch in batches]
@@ -298,7 +367,9 @@ class StepDriver:
 
     def flush(self) -> None:
         """Close a window that is not full."""
-        self._state = self._flush(self._state)
+        self._state, health = self._flush(self._state)
+        if health is not None:
+            self._health.append((self._generation, health))
 
     def compute(self, scope: str) -> "Reading":
         """Give a function that computes and fetches a scope's metrics as they are now."""
@@ -347,8 +418,17 @@ class StepDriver:
         if not self._health or (not wait and self._since_check < _HEALTH_EVERY):
             return
         self._since_check = 0
-        latest = self._health[-1] if wait else self._health[max(0, len(self._health) - _HEALTH_EVERY)]
-        self._program.check_health(jax.device_get(latest), self._state)
+        # Where dispatches are waited for, all but the newest few are done.
+        behind = 0 if wait else _IN_FLIGHT if self._loops else _HEALTH_EVERY - 1
+        generation, latest = self._health[max(0, len(self._health) - 1 - behind)]
+        try:
+            self._program.check_health(jax.device_get(latest), self._state)
+        except NonFiniteError as error:
+            if self._recent is not None:
+                error.batch = self._recent.of_attempt(error.attempt)
+            raise
+        if self._recent is not None:
+            self._recent.forget(generation)
 
     # -- the program ---------------------------------------------------------------------------------------------
 
@@ -390,11 +470,16 @@ class StepDriver:
             new = {name: r.update(old[name], result, batch) for name, r in self._reducers.items()}
             new = jax.tree.map(lambda n, o: jnp.asarray(n, o.dtype), new, old)
             if result.accepted is not None:
-                new = tree.select(result.accepted, new, old)
+                kept = tree.select(result.accepted, new, old)
+                new = {name: new[name] if r.always else kept[name] for name, r in self._reducers.items()}
             after[scope] = new
         if not self._carries:
             return None, after, None
         return result.state, after, self._program.health(result.state)
+
+    def _flushed(self, state: PyTree) -> tuple[PyTree, PyTree]:
+        after = self._program.flush(state)
+        return after, self._program.health(after)
 
     def _values(self, accumulators: PyTree) -> dict[str, Any]:
         return {name: r.compute(accumulators[name]) for name, r in self._reducers.items()}
@@ -410,6 +495,16 @@ class StepDriver:
         """Admit a batch shape, or say why not."""
         if signature != self._first and self._options.strict:
             self._refuse_or_admit(batch, signature, epoch, iteration)
+        if self._signatures and self._options.jit:
+            before = self._signatures[-1]
+            _log.info(
+                "batch %d of epoch %d is compiled for again (program %d): %s",
+                iteration,
+                epoch,
+                len(self._signatures) + 1,
+                "; ".join(_differences(batch, before, signature)),
+                extra={"telic": {"epoch": epoch, "iteration": iteration, "programs": len(self._signatures) + 1}},
+            )
         self._signatures.append(signature)
 
     def _compile(self, arguments: tuple[Any, ...]) -> None:
@@ -422,7 +517,7 @@ class StepDriver:
         if listener is not None:
             listener.compiling(what)
         step: Any = self._step
-        step.lower(self._state, self._accumulators, *arguments).compile()
+        self._compiled = step.lower(self._state, self._accumulators, *arguments).compile()
         if listener is not None:
             listener.compiled(what, time.perf_counter() - began)
 
@@ -465,6 +560,52 @@ class StepDriver:
                 )
 
 
+class _Recent:
+    """Batches whose health was not read yet: one of them may be what the run ends with."""
+
+    def __init__(self, program: CountsAttempts):
+        self._program = program
+        self._groups: deque[tuple[int, list[tuple[int, Batch]], int]] = deque()
+        self._next: int | None = None
+        self._bytes = 0
+
+    def add(self, generation: int, batches: Sequence[Batch], state: PyTree) -> None:
+        """Keep the batches of a dispatch; `state` is the one before it."""
+        if self._next is None:
+            self._next = int(jax.device_get(self._program.attempts_made(state)))
+        group: list[tuple[int, Batch]] = []
+        for batch in batches:
+            group.append((self._next, batch))
+            self._next += self._program.num_attempts(batch)
+        size = sum(int(getattr(x, "nbytes", 0)) for x in jax.tree.leaves(list(batches)))
+        self._groups.append((generation, group, size))
+        self._bytes += size
+        while self._bytes > KEPT_BYTES and len(self._groups) > 1:
+            self._drop()
+
+    def forget(self, generation: int) -> None:
+        """Drop the batches of the dispatches up to one."""
+        while self._groups and self._groups[0][0] <= generation:
+            self._drop()
+
+    def replaced(self, before: PyTree, after: PyTree) -> None:
+        """Take note that a handler gave another state: its attempts may be counted from elsewhere."""
+        if self._program.attempts_made(before) is not self._program.attempts_made(after):
+            self._next = None
+
+    def of_attempt(self, attempt: int) -> Batch | None:
+        """Give the microbatch of an attempt as NumPy arrays, or None when it is not kept."""
+        for _, group, _ in reversed(self._groups):
+            for first, batch in reversed(group):
+                if first <= attempt < first + self._program.num_attempts(batch):
+                    part = self._program.attempt_batch(batch, attempt - first)
+                    return jax.tree.map(_on_host, part)
+        return None
+
+    def _drop(self) -> None:
+        self._bytes -= self._groups.popleft()[2]
+
+
 class Reading:
     """Metrics of a scope at one moment, computed when called. Borrowed: only the latest moment can be read."""
 
@@ -489,6 +630,12 @@ class Reading:
         """Start computing now; the function given waits for the values when it is called."""
         values = self._start()
         return lambda: to_host(values)
+
+
+def _on_host(leaf: Any) -> Any:
+    if jnp.issubdtype(getattr(leaf, "dtype", np.int32), jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    return np.asarray(jax.device_get(leaf))
 
 
 def to_host(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -563,6 +710,8 @@ def _stacked(batches: Sequence[Batch], room: int) -> Batch:
         out = np.empty((room, *np.shape(leaves[0])), np.asarray(leaves[0]).dtype)
         for i, leaf in enumerate(leaves):
             out[i] = leaf
+        # What memory held before can overflow when the array is cast, and JAX casts all of it.
+        out[len(leaves) :] = 0
         return out
 
     return jax.tree.map(stack, *batches)
@@ -607,7 +756,39 @@ def _structs(state: PyTree) -> PyTree:
 
 def _signature(batch: Batch) -> Signature:
     leaves, structure = jax.tree.flatten(batch)
-    return structure, tuple((np.shape(x), getattr(x, "dtype", type(x))) for x in leaves)
+    return structure, tuple([(x.shape, x.dtype) if hasattr(x, "dtype") else ((), type(x)) for x in leaves])
+
+
+def _differences(batch: Batch, before: Signature, after: Signature) -> list[str]:
+    """Say what changed from one batch shape to another, leaf by leaf."""
+    if before[0] != after[0]:
+        return [f"the structure was {before[0]} and is {after[0]}"]
+    names = tree.leaf_names(batch) or ["batch"]
+    return [
+        f"leaf {name or 'batch'!r} was {old[1]}{list(old[0])} and is {new[1]}{list(new[0])}"
+        for name, old, new in zip(names, before[1], after[1], strict=True)
+        if old != new
+    ]
+
+
+def _check_probe(name: str, probe: Callable[[Any], PyTree], result: Result) -> None:
+    """Trace a probe before anything compiles.
+
+    Raises:
+      ContractError: It reads an output the step lacks, or gives something that is no tree of arrays.
+    """
+    outputs = result.state if result.outputs is None else result.outputs
+    try:
+        jax.eval_shape(probe, outputs)
+    except KeyError as error:
+        known = ", ".join(map(str, outputs)) if isinstance(outputs, Mapping) else "no names"
+        raise ContractError(
+            f"probe {name!r} reads {error.args[0]!r}, which the step's outputs lack. There: {known}. Gradients are "
+            "there unless each microbatch is run twice (replay) or batches are sliced (microbatch=)"
+        ) from error
+    except TypeError as error:
+        error.add_note(f"raised while probe {name!r} was traced: it must give arrays, or a tree of them")
+        raise
 
 
 def _settle(state: PyTree, after: PyTree) -> PyTree:

@@ -31,13 +31,24 @@ class NonFiniteError(TelicError, RuntimeError):
       leaves: Names of the leaves that were not finite in the last rejected attempt.
       attempt: Index of that attempt, counted from 0 over the whole run: the position of its batch.
       state: The training state at the stop. Its parameters are finite.
+      batch: The microbatch of that attempt as NumPy arrays; None where it was too large to keep until it was noticed,
+        and outside of a loop. A run with a directory saves it there as ``nonfinite_batch.npz``.
     """
 
-    def __init__(self, message: str, *, leaves: tuple[str, ...] = (), attempt: int = -1, state: object = None):
+    def __init__(
+        self,
+        message: str,
+        *,
+        leaves: tuple[str, ...] = (),
+        attempt: int = -1,
+        state: object = None,
+        batch: object = None,
+    ):
         super().__init__(message)
         self.leaves = leaves
         self.attempt = attempt
         self.state = state
+        self.batch = batch
 
 
 class CheckpointError(TelicError, RuntimeError):

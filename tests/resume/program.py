@@ -1,4 +1,4 @@
-"""A run as people write one, for a process of its own that a test kills: ``python -m tests.resume.program '<json>'``."""
+"""A run as people write one, for a process that a test kills: ``python -m tests.resume.program '<json>'``."""
 
 import hashlib
 import json
@@ -9,9 +9,6 @@ import time
 import warnings
 from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-warnings.simplefilter("error")
 
 import flax.linen as nn
 import grain
@@ -200,4 +197,5 @@ def main(o: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    warnings.simplefilter("error")
     main({**DEFAULTS, **json.loads(sys.argv[1])})

@@ -149,7 +149,15 @@ class RunDirectory:
 
     # -- saving --------------------------------------------------------------------------------------------------
 
-    def save(self, updates: int, body: Mapping[str, Any], arrays: Mapping[str, Any], score: float | None) -> None:
+    def save(
+        self,
+        updates: int,
+        body: Mapping[str, Any],
+        arrays: Mapping[str, Any],
+        score: float | None,
+        *,
+        in_haste: bool = False,
+    ) -> None:
         """Begin to save; returns before it is saved, and waits first for a save that is still under way.
 
         Args:
@@ -157,6 +165,7 @@ class RunDirectory:
           body: Plain data.
           arrays: Arrays by name that nothing will change or donate.
           score: What ranks it, or None.
+          in_haste: The process is about to be killed: write, and leave reading back and deleting to the next run.
         """
         began = time.monotonic()
         self._join()
@@ -164,7 +173,7 @@ class RunDirectory:
 
         def work() -> None:
             try:
-                self._save(updates, body, arrays, score)
+                self._save(updates, body, arrays, score, in_haste)
                 self._failures, self._error = 0, None
             except Exception as error:
                 self._failures += 1
@@ -208,7 +217,14 @@ class RunDirectory:
             self._thread.join()
             self._thread = None
 
-    def _save(self, updates: int, body: Mapping[str, Any], arrays: Mapping[str, Any], score: float | None) -> None:
+    def _save(
+        self,
+        updates: int,
+        body: Mapping[str, Any],
+        arrays: Mapping[str, Any],
+        score: float | None,
+        in_haste: bool,
+    ) -> None:
         """Write, read back, and delete what is superfluous: on the background thread."""
         host = leaves.to_host(arrays)
         reach("snapshot_taken")
@@ -223,16 +239,19 @@ class RunDirectory:
         manifest = Manifest(self._run, entries, {**body, "score": score, "versions": versions()})
         try:
             store.write(self._root, name, manifest, packed)
-            store.read(self._root, name)
+            if not in_haste:
+                store.read(self._root, name)
         except Exception:
             # What is half written or does not read back would fill the disk, or be taken for a checkpoint.
             if (self._root / name).exists():
                 files.remove(self._root, name)
             files.clean(self._root)
             raise
-        reach("read_back")
         self._scores[order] = score
         _log.info("saved %s in %s", name, self._root)
+        if in_haste:
+            return
+        reach("read_back")
         for old in superfluous(self._config, self._scores):
             files.remove(self._root, files.name_of(old))
             del self._scores[old]

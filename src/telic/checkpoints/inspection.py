@@ -4,12 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from telic.checkpoints import files, store
+from telic.checkpoints.config import best as ranked
+from telic.checkpoints.leaves import Leaf
 from telic.checkpoints.manifest import Entry
 from telic.checkpoints.manifest import read as read_manifest
 from telic.errors import CheckpointError
+from telic.tree import PathFilter, as_filter, check_selects
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,71 @@ def inspect(checkpoint: str | PathLike[str]) -> Contents:
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from None
     return Contents(path.name, manifest.leaves, manifest.body)
+
+
+def load_variables(
+    checkpoint: str | PathLike[str], *, best: Literal["min", "max"] | None = None, select: PathFilter | None = None
+) -> dict[str, Any]:
+    """Read the weights of a checkpoint, checked, to start another run from.
+
+    Give them as ``supervised(model, loss, variables=...)`` or ``fit(state=...)``, which list what is missing and what
+    the model lacks. Only what `select` keeps is given back.
+
+    Args:
+      checkpoint: A checkpoint, or a run's directory, whose newest whole one is taken.
+      best: Take the one of best score instead: "min" or "max", as the run ranked them.
+      select: Filter over names such as ``params/encoder/**``.
+    Returns:
+      Nested dictionaries of NumPy arrays, such as ``{"params": {...}, "batch_stats": {...}}``.
+    Raises:
+      FileNotFoundError: There is no such directory.
+      CheckpointError: None is whole, none has a score, or it holds no variables.
+    """
+    path = _existing(checkpoint)
+    if (path / store.MANIFEST.parent).is_dir():
+        root, names = path.parent, [path.name]
+    else:
+        root = path
+        orders, _ = files.listing(path)
+        if best is not None:
+            orders = list(reversed(ranked({order: _score(path, order) for order in orders}, best)))
+        names = [files.name_of(order) for order in reversed(orders)]
+    reasons: list[str] = []
+    for name in names:
+        try:
+            _, arrays = store.read(root, name)
+        except CheckpointError as error:
+            reasons.append(f"{name}: {error}")
+            continue
+        return _nested(arrays, select, root / name)
+    raise CheckpointError(f"{path} has no whole checkpoint to read: {'; '.join(reasons) or 'there is none'}")
+
+
+def _score(root: Path, order: files.Order) -> float | None:
+    try:
+        score = read_manifest(root / files.name_of(order) / store.MANIFEST).body.get("score")
+    except CheckpointError:
+        return None
+    return float(score) if isinstance(score, int | float) else None
+
+
+def _nested(arrays: Mapping[str, Leaf], select: PathFilter | None, path: Path) -> dict[str, Any]:
+    prefix = "state/variables/"
+    found = {n.removeprefix(prefix): leaf.data for n, leaf in arrays.items() if n.startswith(prefix)}
+    if not found:
+        raise CheckpointError(f"{path} holds no variables: its run's state was made by a step of its own")
+    made: dict[str, Any] = {}
+    for name, data in found.items():
+        *folders, last = name.split("/")
+        place = made
+        for folder in folders:
+            place = place.setdefault(folder, {})
+        place[last] = data
+    if select is None:
+        return made
+    check_selects(made, select, what="select")
+    keep = as_filter(select)
+    return _nested({prefix + name: Leaf(data) for name, data in found.items() if keep(name)}, None, path)
 
 
 def _existing(directory: str | PathLike[str]) -> Path:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from telic.checkpoints.leaves import Leaf, as_bytes
-from telic.checkpoints.manifest import DTYPES, dtype_of
+from telic.checkpoints.manifest import DTYPES, MAX_RANK, dtype_of
 from telic.errors import CheckpointError
 
 _MAX_DEPTH = 64
@@ -100,7 +100,10 @@ def example(description: Any) -> Any:
         case ["none"]:
             return None
         case ["leaf", list() as shape, str() as dtype]:
-            return np.zeros(tuple(cast(list[int], shape)), dtype_of(dtype))
+            numbers = cast(list[Any], shape)
+            if len(numbers) > MAX_RANK or not all(type(n) is int and 0 <= n < 2**40 for n in numbers):
+                raise CheckpointError("its manifest is damaged: the batch in it is none")
+            return np.zeros(tuple(numbers), dtype_of(dtype))
         case ["dict", *items]:
             return {key: example(part) for key, part in cast(list[tuple[str, Any]], items)}
         case ["list", *items]:

@@ -10,18 +10,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
+
 from telic import losses, tree
 from telic import metrics as metric_table
 from telic.checkpoints import Checkpoints
 from telic.compose.resume import Saving, Session, as_saving
 from telic.contract import Objective
 from telic.data import as_source, as_validation
-from telic.data.batches import Stateful
+from telic.data.batches import is_stateful
 from telic.data.dataset import Dataset
 from telic.display import Curves, MessageLog, MetricLog, Progress, Recorder
-from telic.display.lines import Stream
+from telic.display.lines import Stream, UpdatesLog
+from telic.display.recorder import write_batch
 from telic.driver import DriverOptions, Listener, StepDriver
-from telic.errors import ContractError, TelicError, closest
+from telic.errors import ContractError, NonFiniteError, TelicError, closest
 from telic.evaluate import EvaluationPass, ObjectiveLoss
 from telic.handlers import Checkpoint, EarlyStop, Monitor, ReduceRate, as_mode, record_name
 from telic.loop import events as ev
@@ -127,6 +130,10 @@ class Loop:
         self._closers: list[Callable[[], None]] = []
         self._driver_options: dict[str, Any] = {}
         self._saving: Saving | None = None
+        self._flushers: list[Callable[[], None]] = []
+        self._folder: Path | None = None
+        self._events: tuple[str, ...] = ()
+        self._probes: dict[str, Callable[[Any], PyTree]] = {}
 
     # -- attaching -----------------------------------------------------------------------------------------------
 
@@ -141,8 +148,8 @@ class Loop:
         """Compute a metric over each epoch.
 
         Args:
-          metric: A name from `telic.metrics` or `telic.losses`, a `Metric`, or a function of what it reads that gives
-            per-example values, a scalar or a Mean.
+          metric: A name from `telic.metrics` or `telic.losses`, a `Metric`, a function of what it reads that gives
+            per-example values, a scalar or a Mean, or a metric of clu, metrax or ``flax.nnx``.
           name: Name in results; by default the metric's own.
           reduce: "mean" by mass, "running_average" over batches, "running_sum", "last", or ``(fold, initial)``.
           reads: Names of outputs (``"prediction"``), batch fields (``"batch.mask"``), or a function of the outputs
@@ -167,7 +174,7 @@ class Loop:
         """Run a handler at an event.
 
         Args:
-          event: One event, a list of them, or "all".
+          event: One event, a list of them, or "all": those of the loop and those registered so far.
           handler: ``(LoopState) -> None | status | LoopState | (status, LoopState)``.
           filter: Which firings it answers to, such as ``telic.every(100)``.
           name: How errors call it; by default the function's own name.
@@ -179,9 +186,73 @@ class Loop:
         if not callable(handler):
             raise TypeError(f"a handler is a function of the LoopState, got {handler!r}")
         label = name or getattr(handler, "__qualname__", type(handler).__name__)
-        for one in ev.resolve_events(event):
-            self._attachments.append(Attachment(one, handler, as_filter(filter), label))
+        chosen = as_filter(filter)
+        for one in self._resolve(event):
+            if chosen.uses_last and one in self._events:
+                raise ValueError(f"{one!r} is fired by handlers, so nobody knows its last firing: leave telic.last out")
+            self._attachments.append(Attachment(one, handler, chosen, label))
         return self
+
+    def register_event(self, name: str) -> "Loop":
+        """Add an event of your own: handlers attach to it by name, and a handler fires it with ``state.fire(name)``.
+
+        Firing runs its handlers at once, counted and filtered like those of every event. A halt among their answers
+        holds as if the handler that fired had given it.
+
+        Args:
+          name: Any text that is no event yet.
+        """
+        self._check_idle()
+        self._events = (*self._events, ev.check_event_name(name, self._events))
+        return self
+
+    def probe(
+        self,
+        fn: Callable[[Any], PyTree],
+        filter: Filter,
+        name: str | None = None,
+        *,
+        to: Callable[[Any, LoopState], Any] | None = None,
+    ) -> "Loop":
+        """Look inside the step now and then: histograms, norms of gradients by layer, activations.
+
+        `fn` is compiled, and runs only at the iterations that the filter names; what it gives stands in
+        ``state.probes[name]`` at ``iteration_completed`` and until the next iteration, on the device. The step runs
+        once more for it, so a firing costs about a step; iterations at which it does not fire cost nothing, and the
+        run has the bits of one without probes.
+
+        Args:
+          fn: Function of the step's outputs (``outputs["prediction"]``, ``["targets"]``, ``["loss"]``,
+            ``["gradients"]``, a tree like ``params``, ...; the new state of a bare step) that gives a tree of arrays.
+          filter: A filter of counts alone, such as ``telic.every(100)``.
+          name: Name in `LoopState.probes`; by default the function's own.
+          to: ``(values, state)``, called at each firing with NumPy arrays; its answer is that of a handler.
+        Raises:
+          ValueError: The name is taken, or the filter reads the clock or the state.
+        """
+        self._check_idle()
+        if not callable(fn):
+            raise TypeError(f"a probe is a function of the step's outputs, got {fn!r}")
+        label = name or getattr(fn, "__name__", "<lambda>")
+        if label == "<lambda>":
+            raise ValueError("a probe made from a lambda has no name of its own: give name=")
+        if label in self._probes:
+            raise ValueError(f"this loop has a probe named {label!r} already; give another name=")
+        chosen = as_filter(filter)
+        if not chosen.is_static:
+            raise ValueError(
+                f"probe {label!r} needs a filter of counts alone (every, once, before, after, first, last, always): it "
+                "is chosen before the iteration runs, and every_seconds and when are asked after it"
+            )
+        if to is not None and not callable(to):
+            raise TypeError(f"to must be a function (values, state), got {to!r}")
+        self._probes[label] = fn
+        handler = _Delivery(label, to)
+        self._attachments.append(Attachment(ev.ITERATION_COMPLETED, handler, chosen, f"probe {label}", probe=label))
+        return self
+
+    def _resolve(self, event: str | Sequence[str]) -> tuple[str, ...]:
+        return ev.resolve_events(event, (*ev.EVENTS, *self._events))
 
     def log(
         self,
@@ -211,6 +282,18 @@ class Loop:
         self._at_epoch_end(lines.on_epoch_end, "log")
         return self
 
+    def log_updates(self, device: Stream | None = None) -> "Loop":
+        """End the log of a run with the updates made, of how many planned, and how many attempts were rejected.
+
+        Args:
+          device: Anything with write(text); standard output by default.
+        """
+        lines = UpdatesLog(device)
+        self.handle_event(ev.STARTED, lines.on_start, name="log_updates")
+        for end in (ev.COMPLETED, ev.HALTED, ev.INTERRUPTED):
+            self._attachments.append(Attachment(end, lines.on_end, always, "log_updates", late=True))
+        return self
+
     def progress(self, *, plain: bool | None = None, batches: int | None = None) -> "Loop":
         """Show how far a run is: on a terminal a live line, everywhere else one line per epoch.
 
@@ -235,10 +318,12 @@ class Loop:
           interval: Batches between lines.
         """
         recorder = Recorder(path)
+        self._folder = Path(path).parent
         self.handle_event(ev.STARTED, recorder.on_start, name="record")
         self.handle_event(ev.ITERATION_COMPLETED, recorder.on_iteration, every(interval, per_epoch=True), name="record")
         self._at_epoch_end(recorder.on_epoch_end, "record")
         self._closers.append(recorder.close)
+        self._flushers.append(recorder.flush)
         return self
 
     def curves(self, path: str | os.PathLike[str], *, title: str = "") -> "Loop":
@@ -482,7 +567,7 @@ class Loop:
         )
         self.handle_event(ev.STARTED, saver.prepare, name=record)
         chosen = as_filter(filter)
-        for one in ev.resolve_events(event):
+        for one in self._resolve(event):
             # Late, so that the file holds what the event's other handlers remember.
             self._attachments.append(Attachment(one, saver, chosen, record, late=True))
         return self
@@ -521,6 +606,8 @@ class Loop:
                 )
             return self._program.evaluation(averaged=averaged)
         if isinstance(model, EvalStep):
+            if averaged and not model.averaged:
+                model = replace(model, averaged=True)
             return model
         return EvalStep(model if isinstance(model, Objective) else as_objective(None, model), averaged=averaged)
 
@@ -568,6 +655,8 @@ class Loop:
         twin = copying.copy(self)
         twin._metrics = dict(self._metrics)
         twin._closers = list(self._closers)
+        twin._flushers = list(self._flushers)
+        twin._probes = dict(self._probes)
         # Validation computes the metrics of its own loop, so the copy gets its own.
         twin._attachments = [
             replace(a, handler=a.handler.of(twin)) if isinstance(a.handler, _Validation) else a
@@ -617,7 +706,8 @@ class Loop:
             It is copied, never consumed.
           strict: Allow one batch shape and one smaller last batch; a third shape raises.
           jit: Compile the step.
-          debug: Log every event and what handlers answered.
+          debug: Log every event with what handlers answered and how long they took, what each dispatch ran, and what
+            keeps iterations from being fused (logger ``telic.loop``, level INFO).
           compiler_options: Handed to XLA.
         Returns:
           The final LoopState, or what output_transform makes of it.
@@ -674,8 +764,11 @@ class Loop:
         if previous is not None and state is not None and not isinstance(state, LoopState):
             raise ValueError("from_state and run(state=...) both give a start: use one")
         given = previous.step_state if previous is not None else state
+        for attachment in self._attachments:
+            if isinstance(attachment.handler, _Validation):
+                check_average(attachment.handler.program, self._program)
         source = as_source(data)
-        session = None if self._saving is None else Session(self._saving, self._program.period)
+        session = None if self._saving is None else Session(self._saving, tuple(self._flushers))
         example = None
         self._running = True
         try:
@@ -696,7 +789,7 @@ class Loop:
                         return previous
                     previous = session.going_on(previous)
             cursor = _cursor(previous, epochs, steps, iterations)
-            is_iterator = isinstance(data, Iterator) and not isinstance(data, Stateful)
+            is_iterator = isinstance(data, Iterator) and not is_stateful(data)
             if previous is not None and cursor.position is not None and not is_iterator:
                 # Mid-epoch, and where an epoch reads on from the last one. A plain iterator stands where it was left.
                 if cursor.iteration or isinstance(data, Dataset) or session is not None:
@@ -737,12 +830,18 @@ class Loop:
                 leftover="return" if isinstance(data, Dataset) else "keep" if isinstance(data, Iterator) else "drop",
                 debug=debug,
                 keeper=session,
+                events=self._events,
             )
             yield from engine.stream()
             if session is not None:
                 session.finish(engine.state)
             engine.state.read_accumulators = None
             return engine.state
+        except NonFiniteError as error:
+            folder = self._folder if session is None else session.saving.config.directory
+            if folder is not None and error.batch is not None:
+                _save_batch(error, folder / "nonfinite_batch.npz")
+            raise
         finally:
             self._running = False
             source.close()
@@ -758,6 +857,9 @@ class Loop:
         merged = {**self._driver_options.get("compiler_options", {}), **(compiler_options or {})}
         fuse = self._driver_options.get("fuse", True)
         options = DriverOptions(jit=jit, strict=strict, fuse=fuse, compiler_options=merged, listener=self._listener)
+        if isinstance(program, TrainStep):
+            read = self._probes or any(_may_read_gradients(r) for r in self._metrics.values())
+            program = replace(program, expose_gradients=bool(read) or program.expose_gradients)
         return StepDriver(
             program,
             _bound(self._metrics, program),
@@ -765,7 +867,21 @@ class Loop:
             options,
             carries=not isinstance(program, EvalStep),
             reported=reported,
+            probes=self._probes,
         )
+
+
+@dataclass(frozen=True)
+class _Delivery:
+    """Handler that hands a probe's values to whoever asked for them."""
+
+    probe: str
+    to: Callable[[Any, LoopState], Any] | None
+
+    def __call__(self, state: LoopState) -> Any:
+        if self.to is None or self.probe not in state.probes:
+            return None
+        return self.to(jax.device_get(state.probes[self.probe]), state)
 
 
 @dataclass
@@ -792,12 +908,27 @@ class _Validation:
         if self._pass is None or self._metrics != self.loop.reducers:
             # The metrics are all those attached before the run; one attached between runs makes a new program.
             self._metrics = dict(self.loop.reducers)
-            reducers = dict(self._metrics)
+            # There are no gradients in an evaluation.
+            reducers = {name: r for name, r in self._metrics.items() if not _reads_gradients(r)}
             self._pass = evaluation_pass(
                 self.program, _bound(reducers, self.program), self.batches, self.loop._placement
             )
         values = self._pass.run(state.step_state)
         state.metrics.add({self.prefix + name: value for name, value in values.items()})
+
+
+def check_average(evaluation: StepProgram, training: StepProgram) -> None:
+    """Refuse to evaluate averaged weights where training keeps none, before anything runs.
+
+    Raises:
+      ContractError: The trained objective has no EMASpec.
+    """
+    wanted = isinstance(evaluation, EvalStep) and evaluation.averaged
+    if wanted and isinstance(training, TrainStep) and training.objective.ema is None:
+        raise ContractError(
+            f"averaged=True evaluates the moving average of the weights, and {type(training.objective).__name__} keeps "
+            "none: set objective.ema = telic.EMASpec(decay=0.999) before training, or leave averaged out"
+        )
 
 
 def evaluation_pass(
@@ -809,6 +940,16 @@ def evaluation_pass(
         return StepDriver(bound, reducers, placement, DriverOptions(strict=False), carries=False, reported=reported)
 
     return EvaluationPass(program, batches, make_driver)
+
+
+def _save_batch(error: NonFiniteError, path: Path) -> None:
+    """Save the batch an error carries, and say where; a disk that is full does not hide the error."""
+    try:
+        write_batch(path, error.batch, error.attempt)
+    except OSError as failure:
+        error.add_note(f"its batch could not be saved to {path}: {failure}")
+    else:
+        error.add_note(f"its batch is saved in {path}")
 
 
 def _started(program: StepProgram, batch: Batch, given: PyTree, source: Source) -> tuple[StepProgram, PyTree]:
@@ -851,6 +992,17 @@ def _bound(reducers: Mapping[str, Reducer], program: StepProgram) -> dict[str, R
     if isinstance(objective, Objective) and _has_loss(program):
         own["loss"] = Reducer("loss", ObjectiveLoss(objective))
     return own | dict(reducers)
+
+
+def _reads_gradients(reducer: Reducer) -> bool:
+    """Say whether a metric reads the step's gradients by name."""
+    reads = reducer.metric.reads
+    return isinstance(reads, tuple) and any(name.split(".")[0] == "gradients" for name in reads)
+
+
+def _may_read_gradients(reducer: Reducer) -> bool:
+    """Say whether a metric reads gradients, or may: a function of the outputs does not say what it reads."""
+    return not isinstance(reducer.metric.reads, tuple) or _reads_gradients(reducer)
 
 
 def _has_loss(program: Any) -> bool:

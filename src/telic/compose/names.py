@@ -13,7 +13,8 @@ from telic.train.step import TrainStep
 from telic.types import Key
 
 
-def _trainer(model: Any, loss: Any, optimizer: Any, key: int | Key, options: dict[str, Any]) -> Trainer:
+def make_trainer(model: Any, loss: Any, optimizer: Any, key: int | Key, options: dict[str, Any]) -> Trainer:
+    """Give the trainer of a model, a loss and an optimizer; an unknown option is named."""
     known = [p for p in inspect.signature(Trainer.__init__).parameters if p not in ("self", "objective", "optimizer")]
     for name in options:
         if name not in known:
@@ -34,7 +35,7 @@ def train_step(model: Any, loss: Any, optimizer: Any, *, key: int | Key = 0, **o
       key: Seed or PRNG key.
       **options: Those of `telic.Trainer`.
     """
-    return _trainer(model, loss, optimizer, key, options).train_step()
+    return make_trainer(model, loss, optimizer, key, options).train_step()
 
 
 def trainer(model: Any, loss: Any, optimizer: Any, *, key: int | Key = 0, log: int = 50, **options: Any) -> Loop:
@@ -48,7 +49,7 @@ def trainer(model: Any, loss: Any, optimizer: Any, *, key: int | Key = 0, log: i
       log: Batches between log lines; 0 writes none.
       **options: Those of `telic.Trainer`.
     """
-    return _trainer(model, loss, optimizer, key, options).loop(log=log)
+    return make_trainer(model, loss, optimizer, key, options).loop(log=log)
 
 
 def eval_step(model: Any, loss: Any = None) -> EvalStep:

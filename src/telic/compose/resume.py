@@ -88,12 +88,12 @@ class Session:
 
     Attributes:
       saving: What the loop was told.
-      period: Attempts per window.
+      flushers: Called before each save: what was noted of the run so far is written, as a continued run will not.
       say: Takes lines for the person who watches.
     """
 
     saving: Saving
-    period: int
+    flushers: tuple[Callable[[], None], ...] = ()
     say: Callable[[str], None] = print
     saved: Saved | None = None
     _directory: RunDirectory = field(init=False)
@@ -188,7 +188,7 @@ class Session:
                 position=loop["position"],
                 accumulators=loop["accumulators"],
             )
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
             raise CheckpointError(f"checkpoint {saved.name} of {self.name} lacks a part: {error}") from error
 
     def going_on(self, state: LoopState) -> LoopState:
@@ -383,6 +383,8 @@ class Session:
 
     def _save(self, state: LoopState, upcoming: Batch | None) -> None:
         self._due = False
+        for flush in self.flushers:
+            flush()
         arrays: dict[str, Any] = {}
         score = self._score(state)
         loop = plain.dump(_taken(state), "loop", arrays)
@@ -393,7 +395,8 @@ class Session:
             "batch": self._batch,
             "next_batch": None if upcoming is None else plain.batch_digest(upcoming),
         }
-        self._directory.save(state.steps, body, {name: hold(leaf) for name, leaf in arrays.items()}, score)
+        held = {name: hold(leaf) for name, leaf in arrays.items()}
+        self._directory.save(state.steps, body, held, score, in_haste=self._signals.received is not None)
         reach("run_taken")
 
     def _score(self, state: LoopState) -> float | None:

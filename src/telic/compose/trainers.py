@@ -9,6 +9,7 @@ import optax
 from telic import optimizers, tree
 from telic import precision as precisions
 from telic.checkpoints import Checkpoints
+from telic.compose.check import CheckReport, check_training
 from telic.compose.loops import Loop, evaluation_pass
 from telic.compose.resume import as_saving
 from telic.contract import Objective
@@ -209,7 +210,7 @@ class Trainer:
         if isinstance(log_every, bool) or not isinstance(log_every, int) or log_every < 0:  # pyright: ignore[reportUnnecessaryIsInstance] users' input
             raise ValueError(f"log_every is the number of updates between lines, 0 for none, got {log_every!r}")
         if log_every:
-            made.log(log_every * self.accumulate)
+            made.log(log_every * self.accumulate).log_updates()
         final: LoopState = made.run(data, steps=steps, epochs=epochs, state=state)
         return final.step_state
 
@@ -244,6 +245,20 @@ class Trainer:
         reducers = {"loss": Reducer("loss", ObjectiveLoss(self.objective)), **loop.reducers}
         batches = as_validation(data, limit=limit)
         return evaluation_pass(program, reducers, batches, SingleDevice()).run(given)
+
+    def check(self, data: Any, *, metrics: Sequence[Any] = ()) -> CheckReport:
+        """Try once what a run will do, and stop: one attempt, one validation batch, every metric, one save and restore.
+
+        Print what it gives before leaving for the night: it raises nothing, writes no file, and leaves this trainer as
+        it was.
+
+        Args:
+          data: What `fit` will be given; no iterator, which would lose its first batch.
+          metrics: What `fit` will be given.
+        Returns:
+          The report as text; `ok` says whether all is well, `failures` has the lines that say what is not.
+        """
+        return check_training(self.train_step(), data, metrics=metrics)
 
 
 def _cadence(eval_every: Any) -> tuple[str, Any]:

@@ -1,10 +1,11 @@
 """What one batch may be, which values are batches given in place of data, and how positions become plain values."""
 
 import base64
+import functools
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,16 @@ class Stateful(Protocol):
     def get_state(self) -> Any: ...
 
     def set_state(self, state: Any, /) -> None: ...
+
+
+def is_stateful(value: object) -> TypeGuard[Stateful]:
+    """Say whether an iterator can be sent to a position. Asked at every batch, so the answer is kept by class."""
+    return _is_stateful_class(type(value))
+
+
+@functools.lru_cache(maxsize=256)
+def _is_stateful_class(kind: type) -> bool:
+    return issubclass(kind, Stateful)
 
 
 def loaded(module: str, *names: str) -> tuple[type, ...]:

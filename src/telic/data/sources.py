@@ -12,7 +12,7 @@ from typing import Any, cast
 from telic.data.batches import (
     COLUMNS_HINT,
     Opener,
-    Stateful,
+    is_stateful,
     host_batch,
     iterate,
     length_of,
@@ -90,7 +90,7 @@ class BatchSource:
         """Why another process cannot come back to a position of this data, and what to write; None where it can."""
         if self._not_resumable is not None:
             return f"{self._what} cannot resume: {self._not_resumable}"
-        if self._once and not isinstance(self._iterator, Stateful):
+        if self._once and not is_stateful(self._iterator):
             return (
                 f"{self._what} has no get_state and set_state; give it both, or pass a function that makes it anew, "
                 "telic.data.Dataset(train=lambda partition: ...), which is then read up to the position"
@@ -201,7 +201,7 @@ class BatchSource:
         state = self._resume
         if isinstance(iterator, ColumnIterator):
             state = iterator.get_state()
-        elif isinstance(iterator, Stateful) and not self._skip:
+        elif is_stateful(iterator) and not self._skip:
             state = plain_state(iterator.get_state())
         return {
             "epoch": self._epoch or 0,
@@ -247,7 +247,7 @@ class BatchSource:
         self._skip = offset
 
     def _restore(self, iterator: Iterator[Any], state: Any) -> None:
-        if not isinstance(iterator, Stateful):
+        if not is_stateful(iterator):
             raise DataError(
                 f"the position holds an iterator's state, but the iterator of {self._what} has no set_state; resume "
                 "with the data the position was taken from"

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TextIO
 import numpy as np
 
 from telic.loop.ports import State
+from telic.train.state import TrainState
 
 
 class Stream(Protocol):
@@ -35,10 +36,80 @@ def format_value(name: str, value: Any) -> str:
     return f"{number:.7f}"
 
 
+def is_quiet(name: str, value: Any) -> bool:
+    """Say whether a metric is the count of rejected attempts and there are none: it is shown when it is news."""
+    return name == "rejected" and np.ndim(value) == 0 and float(value) == 0
+
+
+def _is_count(name: str, value: Any) -> bool:
+    return name == "rejected" and float(value).is_integer()
+
+
 def format_line(epoch: int, iteration: int, metrics: Mapping[str, Any]) -> str:
     """Give one line; metrics that are no scalars are left out, since the line is not where they are read."""
-    shown = (f"{name}: {format_value(name, value)}" for name, value in metrics.items() if np.ndim(value) == 0)
+    shown = (
+        f"{name}: {int(value) if _is_count(name, value) else format_value(name, value)}"
+        for name, value in metrics.items()
+        if np.ndim(value) == 0 and not is_quiet(name, value)
+    )
     return ", ".join([f"Epoch: {epoch}, Batch: {iteration}", " ".join(shown)]).rstrip(", ")
+
+
+class Tally:
+    """Says how many of the planned updates a run made: ``updates 9,980 of 10,000 planned, 20 rejected``.
+
+    Attach `on_start` to "started"; `line` reads two numbers of the device, so it is for the end of a run.
+    """
+
+    _RECORD = "updates_before"
+
+    def on_start(self, state: State) -> None:
+        """Note what the state that the run starts from has behind it."""
+        before = _counted(state)
+        if state.steps == 0 and before is not None and any(before):
+            state.handler_state[self._RECORD] = list(before)
+
+    def line(self, state: State) -> str | None:
+        """Give the line; None where the step makes no updates."""
+        now = _counted(state)
+        if now is None:
+            return None
+        before = state.handler_state.get(self._RECORD, (0, 0))
+        updates, rejected = (n - b for n, b in zip(now, before, strict=True))
+        planned = state.steps if state.max_steps is None else state.max_steps
+        return f"updates {updates:,} of {planned:,} planned" + (f", {rejected:,} rejected" if rejected else "")
+
+    def rejected(self, state: State) -> bool:
+        """Say whether anything was rejected."""
+        now = _counted(state)
+        return now is not None and now[1] > state.handler_state.get(self._RECORD, (0, 0))[1]
+
+
+def _counted(state: State) -> tuple[int, int] | None:
+    """Give (updates, rejected) of a training state, None of any other."""
+    match state.step_state:
+        case TrainState() as held:
+            return int(held.updates), int(held.rejections.total)
+        case _:
+            return None
+
+
+class UpdatesLog:
+    """Handler that ends a run's log with the updates it made, of how many planned."""
+
+    def __init__(self, stream: Stream | None = None):
+        self._stream = stream
+        self._tally = Tally()
+
+    def on_start(self, state: State) -> None:
+        """Note where the run starts."""
+        self._tally.on_start(state)
+
+    def on_end(self, state: State) -> None:
+        """Write the line."""
+        line = self._tally.line(state)
+        if line is not None:
+            (self._stream or sys.stdout).write(line + "\n")
 
 
 class MessageLog:

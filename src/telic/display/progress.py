@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from telic.display.lines import Tally, is_quiet
 from telic.loop.ports import State
 
 _REFRESH_SECONDS = 0.1
@@ -28,7 +29,10 @@ def format_metrics(metrics: Mapping[str, Any]) -> str:
     values = {
         name: f"{float(value):.4g}"
         for name, value in metrics.items()
-        if np.ndim(value) == 0 and not isinstance(value, str) and not np.iscomplexobj(value)
+        if np.ndim(value) == 0
+        and not isinstance(value, str)
+        and not np.iscomplexobj(value)
+        and not is_quiet(name, value)
     }
     training = [name for name in values if not name.startswith(_VALIDATION)]
     same = [name for name in training if _VALIDATION + name in values]
@@ -80,6 +84,7 @@ class Progress:
         self._clock = clock
         self._console: Any = console
         self._live: Any = None
+        self._tally = Tally()
         self._reset()
 
     def _reset(self) -> None:
@@ -110,6 +115,7 @@ class Progress:
         # Made here, since standard output may have been exchanged after the loop was built.
         self._console = self._given_console or Console(file=sys.stdout, highlight=False)
         self._place(state)
+        self._tally.on_start(state)
         live = self._console.is_terminal and not self._console.is_dumb_terminal
         if live if self._plain is None else not self._plain:
             self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=8, transient=True)
@@ -156,6 +162,9 @@ class Progress:
         """Close the display."""
         if state.status == "halted":
             self._write(f"halted in {self._epoch}")
+        line = self._tally.line(state) if self._tally.rejected(state) else None
+        if line is not None:
+            self._write(line)
         self.close()
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from telic import tree
 from telic.loop.ports import State
 
 
@@ -74,6 +75,10 @@ class Recorder:
         self._closed_epoch = state.epoch
         self._write({**self._place(state, "epoch", state.iteration), "metrics": dict(state.metrics)})
 
+    def flush(self) -> None:
+        """Write what is noted and not written yet: before a checkpoint of the run, whose continuation will not."""
+        self._write_pending()
+
     def close(self) -> None:
         """Close the file; harmless when it is closed already."""
         file, self._file, self._pending = self._file, None, None
@@ -99,6 +104,27 @@ class Recorder:
         if self._file is not None:
             self._file.write(json.dumps(as_json(record), allow_nan=False) + "\n")
             self._file.flush()
+
+
+def write_batch(path: Path, batch: Any, attempt: int) -> None:
+    """Write a batch as arrays that ``numpy.load(path, allow_pickle=False)`` reads: ``batch/<leaf>`` and ``attempt``.
+
+    Dtypes that NumPy's format lacks, such as bfloat16, are written as float32. Leaves that are no arrays of numbers or
+    text are left out, since they would have to be pickled.
+    """
+    arrays: dict[str, Any] = {"attempt": np.asarray(attempt)}
+    for name, leaf in tree.named_leaves(batch).items():
+        value = np.asarray(leaf)
+        if value.dtype.kind == "V" and value.dtype.names is None:
+            value = value.astype(np.float32)
+        if not value.dtype.hasobject:
+            arrays[f"batch/{name}" if name else "batch"] = value
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Complete when it has its name.
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("wb") as file:
+        np.savez(file, **arrays)
+    partial.replace(path)
 
 
 def _lines_until(path: Path, total_iterations: int) -> list[str]:

@@ -20,7 +20,7 @@ def settled(state: LoopState) -> LoopState:
     what is done. Arrays are shared, not copied; a settled state settles to itself.
     """
     counts = Counts(dict(state.counts.total), dict(state.counts.epoch))
-    new = dataclasses.replace(state, counts=counts, read_accumulators=None, metrics=Metrics())
+    new = dataclasses.replace(state, counts=counts, read_accumulators=None, metrics=Metrics(), probes={}, firer=None)
     if not is_closed(counts) or state.status is not None:
         # Values of this moment; those of an epoch that closed are in the history.
         new.metrics.add(dict(state.metrics))

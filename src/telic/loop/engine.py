@@ -13,7 +13,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from telic.errors import ContractError, DataError, Preempted
+from telic.errors import ContractError, DataError, Preempted, TelicError, unknown_name
 from telic.loop import events as ev
 from telic.loop.cursor import open_slot, owes_step
 from telic.loop.filters import Filter, Firing, always
@@ -38,6 +38,7 @@ class Attachment:
       filter: Which firings it answers to.
       name: How errors call the handler.
       late: Run after every handler of the firing that is not, whatever the order they were attached in.
+      probe: Name of the probe that is computed at the firings the filter names; None for every other handler.
     """
 
     event: str
@@ -45,6 +46,7 @@ class Attachment:
     filter: Filter = always
     name: str = ""
     late: bool = False
+    probe: str | None = None
 
 
 @dataclass(frozen=True)
@@ -102,8 +104,9 @@ class Engine:
       leftover: What becomes of batches read ahead when an epoch is halted: "drop" where each epoch reads the data from
         its beginning, "return" where the source goes back to the last batch used, "keep" where it cannot.
       midway: The first epoch was begun by the run that this one continues: it goes on where that stood.
-      debug: Log each event and what its handlers answered.
+      debug: Log each event with what its handlers answered, how long they took, and what keeps iterations apart.
       keeper: Saves the run between iterations and between epochs, and may end it there.
+      events: Events that handlers may fire, beside those of the loop.
     """
 
     plan: Plan
@@ -119,6 +122,10 @@ class Engine:
     midway: bool = False
     debug: bool = False
     keeper: Keeper | None = None
+    events: tuple[str, ...] = ()
+    _calls: list[Attachment] = field(default_factory=list[Attachment])
+    _fired: Status = CONTINUE
+    _probes: tuple[Attachment, ...] = ()
     _begun: bool = False
     _slot: int = 0
     _handlers: dict[str, tuple[Attachment, ...]] = field(default_factory=dict[str, tuple[Attachment, ...]])
@@ -134,7 +141,9 @@ class Engine:
         self.ahead = deque(self._held(entry) for entry in self.ahead)
         # Filters that remember do so for one handler of one run.
         self.plan = Plan(tuple(replace(a, filter=a.filter.fresh()) for a in self.plan.attachments))
-        self._handlers = {event: self.plan.of(event) for event in ev.EVENTS}
+        self._handlers = {event: self.plan.of(event) for event in (*ev.EVENTS, *self.events)}
+        self._probes = tuple(a for a in self._handlers[ev.ITERATION_COMPLETED] if a.probe is not None)
+        self.state.counts.register(self.events)
         self._uses_last = any(a.filter.uses_last for a in self.plan.attachments)
         # Whether a batch is the last must be known before it starts, so nothing is read past it.
         self._starts_last = any(a.filter.uses_last for a in self._handlers[ev.ITERATION_STARTED])
@@ -148,6 +157,8 @@ class Engine:
         """Run, giving the state after each epoch."""
         state = self.state
         state.status = None
+        if self.debug:
+            self._tell_what_keeps_apart()
         try:
             status = self._fire(ev.STARTED)
             while status is CONTINUE and self._may_start_epoch():
@@ -284,9 +295,7 @@ class Engine:
             self._plan(batch)
         batches, position = self._gather(batch, position)
         more = len(batches) - 1
-        self.driver.advance(
-            batches, epoch=state.epoch, iteration=state.iteration, fresh=True, window=self._window
-        )
+        self._dispatch(batches)
         state.position = position
         if more:
             self._count(more)
@@ -304,6 +313,48 @@ class Engine:
         if status is CONTINUE:
             self._keep(closed=False)
         return status
+
+    def _dispatch(self, batches: list[Batch]) -> None:
+        """Run gathered batches in one dispatch; where a probe fires at the last of them, that one has its own."""
+        state = self.state
+        state.probes = {}
+        began = self.clock() if self.debug else 0.0
+        rest = batches
+        due = self._due_probes(len(batches) - 1) if self._probes else ()
+        if due:
+            rest = batches[-1:]
+            if len(batches) > 1:
+                self._advance(batches[:-1], state.iteration)
+            at = state.iteration + len(batches) - 1
+            state.probes = self.driver.probe(due, rest[0], epoch=state.epoch, iteration=at, window=self._window)
+        self._advance(rest, state.iteration + len(batches) - len(rest))
+        if self.debug:
+            seconds = self.clock() - began
+            _log.info(
+                "iterations %d to %d of epoch %d: given to the device in %.1f ms%s",
+                state.iteration,
+                state.iteration + len(batches) - 1,
+                state.epoch,
+                1e3 * seconds,
+                f", with the probes {', '.join(due)}" if due else "",
+                extra={"telic": {"iterations": len(batches), "probes": due, "seconds": seconds}},
+            )
+
+    def _advance(self, batches: list[Batch], iteration: int) -> None:
+        self.driver.advance(batches, epoch=self.state.epoch, iteration=iteration, fresh=True, window=self._window)
+
+    def _due_probes(self, more: int) -> tuple[str, ...]:
+        """Name the probes that fire at the iteration `more` after the one in hand; their filters read counts alone."""
+        counts = self.state.counts
+        firing = Firing(
+            count=counts.total[ev.ITERATION_COMPLETED] + more + 1,
+            epoch_count=counts.epoch[ev.ITERATION_COMPLETED] + more + 1,
+            is_last=self._uses_last and self._is_last(more),
+            state=self.state,
+            seconds=0.0,
+            event=ev.ITERATION_COMPLETED,
+        )
+        return tuple(a.probe for a in self._probes if a.probe is not None and a.filter.fires(firing))
 
     def _keep(self, *, closed: bool) -> None:
         """Let the keeper save the run here, if it wants to; nothing is under way."""
@@ -332,11 +383,12 @@ class Engine:
             width = min(width, state.max_iteration - state.iteration)
         if state.max_steps is not None:
             width = min(width, (state.max_steps - state.steps) * self.period - self._slot)
+        stacks = self.driver.stacks(batch)
         while len(batches) < width:
             entry = self._read()
             if entry is None:
                 break
-            if not self.driver.stacks(batch, entry[0]):
+            if not stacks(entry[0]):
                 self.ahead.appendleft(entry)
                 break
             batches.append(entry[0])
@@ -365,14 +417,15 @@ class Engine:
         state.iteration += more
         state.total_iterations += more
 
-    def _is_last(self) -> bool:
-        """Whether the batch in hand is the last of the run, as far as can be known."""
+    def _is_last(self, more: int = 0) -> bool:
+        """Whether the batch in hand, or the one `more` after it, is the last of the run, as far as can be known."""
         state = self.state
         if state.max_steps is not None:
-            return self._slot + 1 == self.period and state.steps + 1 == state.max_steps
+            windows, slot = divmod(self._slot + more + 1, self.period)
+            return slot == 0 and state.steps + windows == state.max_steps
         if not self._in_last_epoch():
             return False
-        if state.max_iteration is not None and state.iteration + 1 >= state.max_iteration:
+        if state.max_iteration is not None and state.iteration + more + 1 >= state.max_iteration:
             return True
         return self.source.read_ahead and not self._look(1)
 
@@ -410,22 +463,101 @@ class Engine:
         before = state.step_state = self.driver.step_state
         for attachment in handlers:
             if attachment.filter.fires(firing):
+                began = self.clock() if self.debug else 0.0
                 answer = self._call(attachment)
                 status = max(status, answer)
                 if self.debug:
-                    _log.info("%s #%d: %s answered %s", event, firing.count, attachment.name, answer.name)
+                    self._tell(firing, attachment.name, answer, self.clock() - began)
         if self.debug and event not in (ev.ITERATION_STARTED, ev.ITERATION_COMPLETED):
             _log.info("%s #%d at epoch %d, iteration %d", event, firing.count, state.epoch, state.iteration)
         if state.step_state is not before:
-            try:
-                self.driver.step_state = state.step_state
-            except ContractError as error:
-                error.add_note(f"given by a handler of event {event!r}: {', '.join(a.name for a in handlers)}")
-                raise
-            state.step_state = self.driver.step_state
+            self._hand_over(event, handlers)
         return self.agree(status)
 
+    def _hand_over(self, event: str, handlers: Sequence[Attachment]) -> None:
+        """Give the driver the step state that a handler put in place of its own."""
+        try:
+            self.driver.step_state = self.state.step_state
+        except ContractError as error:
+            error.add_note(f"given by a handler of event {event!r}: {', '.join(a.name for a in handlers)}")
+            raise
+        self.state.step_state = self.driver.step_state
+
     def _call(self, attachment: Attachment) -> Status:
+        """Run a handler; give the severest of its answer and those to the events it fired."""
+        outer, self._fired = self._fired, CONTINUE
+        self._calls.append(attachment)
+        self.state.firer = self._fire_custom
+        try:
+            return max(self._ask(attachment), self._fired)
+        finally:
+            self._fired = outer
+            self._calls.pop()
+            if not self._calls:
+                self.state.firer = None
+
+    def _fire_custom(self, event: str) -> Status:
+        """Fire a registered event for the handler that is running.
+
+        Raises:
+          ValueError: The event is not registered, or one of the loop's own.
+          TelicError: It is being handled already.
+        """
+        if event in ev.EVENTS:
+            raise ValueError(f"{event!r} is fired by the loop itself; fire one you registered, or answer with a status")
+        if event not in self.events:
+            error = unknown_name("event", event, self.events)
+            error.add_note("register it before the run: loop.register_event(name)")
+            raise error
+        if any(a.event == event for a in self._calls):
+            raise TelicError(f"event {event!r} is being handled: its handlers may not fire it again")
+        running = self._calls[-1]
+        if self.state.step_state is not self.driver.step_state:
+            self._hand_over(running.event, (running,))
+        status = self._fire(event, is_last=False)
+        self._fired = max(self._fired, status)
+        return status
+
+    def _tell(self, firing: Firing, handler: str, answer: Status, seconds: float) -> None:
+        """Log one handler's answer, with the same as data in the record's `telic`."""
+        state = self.state
+        _log.info(
+            "%s #%d: %s answered %s in %.1f ms",
+            firing.event,
+            firing.count,
+            handler,
+            answer.name,
+            1e3 * seconds,
+            extra={
+                "telic": {
+                    "event": firing.event,
+                    "count": firing.count,
+                    "epoch": state.epoch,
+                    "iteration": state.iteration,
+                    "handler": handler,
+                    "answer": answer.name,
+                    "seconds": seconds,
+                }
+            },
+        )
+
+    def _tell_what_keeps_apart(self) -> None:
+        """Log which handlers look at every firing inside an epoch, so that nothing is fused."""
+        for event in (ev.ITERATION_STARTED, ev.ITERATION_COMPLETED, ev.STEP_COMPLETED):
+            if event == ev.STEP_COMPLETED and self.period > 1:
+                continue
+            for a in self._handlers[event]:
+                if all(a.filter.next_fire(n, n) == n + 1 for n in (0, 1, 2, 99, 10_000)):
+                    _log.info(
+                        "handler %s at %s keeps iterations from being fused: %s at every firing; give it a filter such "
+                        "as telic.every(100) if it can do with fewer",
+                        a.name,
+                        event,
+                        "it runs" if a.filter.is_static else "its filter must be asked",
+                        extra={"telic": {"event": event, "handler": a.name}},
+                    )
+
+    def _ask(self, attachment: Attachment) -> Status:
         """Run a handler and take in its answer.
 
         Raises:
@@ -467,6 +599,9 @@ class Engine:
         if new is self.state:
             return
         for name in new.__dataclass_fields__:
+            # A kept copy cannot fire events; the one everybody holds goes on to.
+            if name == "firer":
+                continue
             setattr(self.state, name, getattr(new, name))
 
 

@@ -47,6 +47,24 @@ def resolve_events(events: str | Sequence[str], known: Sequence[str] = EVENTS) -
     return tuple(events)
 
 
+def check_event_name(name: str, known: Sequence[str]) -> str:
+    """Give a name that a user wants to register for an event.
+
+    Raises:
+      TypeError: It is no text.
+      ValueError: It is empty, "all", or an event already.
+    """
+    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance] users' input
+        raise TypeError(f"an event's name must be text, got {name!r} ({type(name).__name__})")
+    if not name or name == "all":
+        raise ValueError(f"an event may not be named {name!r}: 'all' stands for every event")
+    if name in EVENTS:
+        raise ValueError(f"{name!r} is an event that the loop fires itself; choose another name")
+    if name in known:
+        raise ValueError(f"the event {name!r} is registered already")
+    return name
+
+
 @dataclass
 class Counts:
     """How often each event fired: over the run, and in this epoch. Counted once per firing, before its handlers."""
@@ -58,6 +76,12 @@ class Counts:
         """Count one firing."""
         self.total[event] += 1
         self.epoch[event] += 1
+
+    def register(self, events: Sequence[str]) -> None:
+        """Count these events too; what was counted of them before stays."""
+        for event in events:
+            self.total.setdefault(event, 0)
+            self.epoch.setdefault(event, 0)
 
     def start_epoch(self) -> None:
         """Set the per-epoch counters back to zero."""

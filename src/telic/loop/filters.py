@@ -58,6 +58,11 @@ class Filter(abc.ABC):
         """Whether the loop must know that a firing is the run's last."""
         return False
 
+    @property
+    def is_static(self) -> bool:
+        """Whether counts alone decide: not what a state holds, nor the clock."""
+        return True
+
     def fresh(self) -> "Filter":
         """Give a filter for one handler and one run: itself, unless it remembers anything."""
         return self
@@ -158,6 +163,10 @@ class _EverySeconds(Filter):
         self.fired[firing.event] = firing.seconds
         return True
 
+    @property
+    def is_static(self) -> bool:
+        return False
+
     def fresh(self) -> Filter:
         return _EverySeconds(self.seconds)
 
@@ -174,6 +183,10 @@ class _When(Filter):
 
     def next_fire(self, count: int, epoch_count: int | None = None) -> int | None:
         return count + 1
+
+    @property
+    def is_static(self) -> bool:
+        return False
 
 
 @dataclass(frozen=True)
@@ -204,6 +217,10 @@ class _Both(Filter):
     def uses_last(self) -> bool:
         return self.left.uses_last or self.right.uses_last
 
+    @property
+    def is_static(self) -> bool:
+        return self.left.is_static and self.right.is_static
+
     def fresh(self) -> Filter:
         return _Both(self.left.fresh(), self.right.fresh())
 
@@ -225,6 +242,10 @@ class _Either(Filter):
     def uses_last(self) -> bool:
         return self.left.uses_last or self.right.uses_last
 
+    @property
+    def is_static(self) -> bool:
+        return self.left.is_static and self.right.is_static
+
     def fresh(self) -> Filter:
         return _Either(self.left.fresh(), self.right.fresh())
 
@@ -242,6 +263,10 @@ class _Not(Filter):
     @property
     def uses_last(self) -> bool:
         return self.inner.uses_last
+
+    @property
+    def is_static(self) -> bool:
+        return self.inner.is_static
 
     def fresh(self) -> Filter:
         return _Not(self.inner.fresh())

@@ -5,7 +5,7 @@ The loop knows when things happen; whatever does them stands behind one of these
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from telic.contract import Result
 from telic.types import Batch, PyTree
@@ -108,6 +108,23 @@ class StepProgram(Protocol):
         ...
 
 
+@runtime_checkable
+class CountsAttempts(Protocol):
+    """A step that numbers its attempts over the whole run, so that the batch of one can be found again."""
+
+    def attempts_made(self, state: PyTree) -> Any:
+        """Give the index of a state's next attempt."""
+        ...
+
+    def num_attempts(self, batch: Batch) -> int:
+        """Give how many attempts a batch makes."""
+        ...
+
+    def attempt_batch(self, batch: Batch, index: int) -> Batch:
+        """Give the microbatch of one of a batch's attempts."""
+        ...
+
+
 class Placement(Protocol):
     """Where batches and states live."""
 
@@ -123,7 +140,14 @@ class Agree(Protocol):
 
 
 class Reducer(Protocol):
-    """A metric under its name in one loop: pure, and traced into the step's program."""
+    """A metric under its name in one loop: pure, and traced into the step's program.
+
+    Attributes:
+      always: Whether attempts that were rejected are in it too.
+    """
+
+    @property
+    def always(self) -> bool: ...
 
     def init(self, result: Result, batch: Batch) -> PyTree:
         """Give the empty accumulator for results and batches of these shapes."""
@@ -202,8 +226,8 @@ class Driver(Protocol):
         """Iterations the next dispatch may run, at most."""
         ...
 
-    def stacks(self, first: Batch, other: Batch) -> bool:
-        """Say whether one dispatch may run both batches."""
+    def stacks(self, first: Batch) -> Callable[[Batch], bool]:
+        """Give a test for batches that one dispatch may run with the first."""
         ...
 
     def advance(
@@ -213,6 +237,12 @@ class Driver(Protocol):
 
         `window` is what the step plans for the whole window they belong to.
         """
+        ...
+
+    def probe(
+        self, names: Sequence[str], batch: Batch, *, epoch: int, iteration: int, window: Any = None
+    ) -> dict[str, Any]:
+        """Give what probes see of the step on a batch, from the state it will start from; the state stays as it is."""
         ...
 
     def plan(self, batches: Sequence[Batch]) -> Any:

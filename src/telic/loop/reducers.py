@@ -30,6 +30,11 @@ class Reducer:
     name: str
     metric: Metric
 
+    @property
+    def always(self) -> bool:
+        """Whether attempts that were rejected are in it too: only the count of them is such a metric."""
+        return isinstance(self.metric, _Rejected)
+
     def init(self, result: Result, batch: Batch) -> PyTree:
         """Give the empty accumulator for results and batches of these shapes."""
         # Traced, since a function of the outputs may compute with what it reads.
@@ -119,9 +124,35 @@ class _Reported:
         return acc.value()
 
 
+@dataclass(frozen=True)
+class _Rejected:
+    """Metric that counts what a step rejected."""
+
+    name: str = "rejected"
+    mode: Mode = "min"
+    reads: Reads = ("rejected",)
+
+    def init(self, *args: Any) -> Any:
+        del args
+        return jnp.zeros((), jnp.int32)
+
+    def update(self, acc: Any, *args: Any, weights: Any = None) -> Any:
+        del weights
+        return acc + args[0]
+
+    def merge(self, a: Any, b: Any) -> Any:
+        return a + b
+
+    def compute(self, acc: Any) -> Any:
+        return acc
+
+
 def reported(result: Result, taken: Mapping[str, Any]) -> dict[str, Reducer]:
     """Give a reducer for each metric that a step reports by itself and nobody attached under that name."""
     outputs = result.outputs
     if not isinstance(outputs, Mapping) or not isinstance(outputs.get("metrics"), Mapping):
         return {}
-    return {name: Reducer(name, _Reported(name)) for name in outputs["metrics"] if name not in taken}
+    found = {name: Reducer(name, _Reported(name)) for name in outputs["metrics"]}
+    if "rejected" in outputs:
+        found["rejected"] = Reducer("rejected", _Rejected())
+    return {name: reducer for name, reducer in found.items() if name not in taken}

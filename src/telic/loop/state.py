@@ -9,6 +9,7 @@ import numpy as np
 
 from telic.errors import TelicError, closest
 from telic.loop.events import Counts
+from telic.loop.status import Status
 
 
 class Metrics(Mapping[str, Any]):
@@ -102,6 +103,7 @@ class LoopState:
       status: None while running, then "completed", "halted" or "interrupted".
       position: Where the data stands after the last batch that was used.
       accumulators: What the metrics of an open epoch hold, by name: in states that were kept or read back.
+      probes: What the probes that fired at this iteration gave, by name, until the next one runs.
     """
 
     step_state: Any = None
@@ -122,6 +124,21 @@ class LoopState:
     read_accumulators: Callable[[], dict[str, list[Any]]] | None = field(default=None, repr=False)
     bind_model: Callable[[Any], Any] | None = field(default=None, repr=False)
     copier: Callable[[Any], Any] | None = field(default=None, repr=False)
+    probes: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
+    firer: Callable[[str], Status] | None = field(default=None, repr=False)
+
+    def fire(self, event: str) -> Status:
+        """Fire an event that was registered with `Loop.register_event`: its handlers run now.
+
+        Their severest answer is given back, and holds also when the handler that fired does not pass it on.
+
+        Raises:
+          TelicError: No handler of a running loop is at work, or the event's handlers fire it again.
+          ValueError: The event is not registered, or one that the loop fires itself.
+        """
+        if self.firer is None:
+            raise TelicError(f"nobody runs: fire({event!r}) is for handlers of a loop, while they run")
+        return self.firer(event)
 
     @property
     def event_counts(self) -> dict[str, int]:
@@ -164,4 +181,6 @@ class LoopState:
             handler_state=dict(self.handler_state),
             accumulators=self.accumulators if self.read_accumulators is None else self.read_accumulators(),
             read_accumulators=None,
+            probes=copy(dict(self.probes)),
+            firer=None,
         )

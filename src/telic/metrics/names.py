@@ -1,10 +1,10 @@
 """The metrics that have a name, and how anything becomes a metric."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from telic.errors import unknown_name
-from telic.metrics import classification, function, probability, regression
+from telic.metrics import adapters, classification, function, probability, regression
 from telic.metrics.base import TARGETS_AND_PREDICTION, Metric, Reads, Renamed, as_reads, check_name
 from telic.metrics.function import FunctionMetric, Reduce, batch_value
 
@@ -40,17 +40,19 @@ _NEED_READS = ("last", "mean", "sum")
 
 
 def as_metric(
-    x: Any, name: str | None = None, *, reduce: Reduce = "mean", reads: Reads | str | Sequence[str] | None = None
+    x: Any, name: str | None = None, *, reduce: Reduce = "mean", reads: Any = None
 ) -> Metric:
     """Make a metric from a name, a plain function or a metric.
 
     Args:
-      x: A name of `NAMES`; a function of what the metric reads; or a metric.
+      x: A name of `NAMES`; a function of what the metric reads; a metric; a metric class of clu or metrax; or a metric
+        of ``flax.nnx``.
       name: Under which the value is reported. None takes the name given, the function's or the metric's own.
       reduce: How batches are joined, see `FunctionMetric`. For a name or a metric, "mean" leaves it as it is, over all
         examples; anything else joins the values it has on each batch alone: "running_average" of "precision" is the
         mean of the batches' precisions.
-      reads: Where the arguments come from. None keeps the metric's own, or ``("targets", "prediction")``.
+      reads: Where the arguments come from: names, a function, or for metrics of other libraries a mapping of their
+        parameters to names. None keeps the metric's own, or ``("targets", "prediction")``.
     Raises:
       ValueError: No metric has this name, or a function without a name of its own was given none.
       TypeError: `x` is nothing of these, or the name is no string.
@@ -64,6 +66,8 @@ def as_metric(
     """
     if name is not None:
         check_name(name)
+    if adapters.is_foreign(x):
+        return _reduced(adapters.as_foreign(x, name, reads), reduce)
     sources = None if reads is None else as_reads(reads)
     match x:
         case str():
@@ -81,6 +85,10 @@ def as_metric(
                 f"a metric is a name such as 'accuracy', a function, or a Metric (init, update, merge, compute), got "
                 f"{x!r} ({type(x).__name__})"
             )
+    return _reduced(metric, reduce)
+
+
+def _reduced(metric: Metric, reduce: Reduce) -> Metric:
     if reduce == "mean":
         return metric
     return FunctionMetric(batch_value(metric), metric.name, metric.reads, metric.mode, reduce, of_metric=True)

@@ -117,7 +117,8 @@ def _tell(missing: list[str], unused: list[str]) -> None:
 class ForwardCall:
     """The model's forward pass as a four-argument objective function gets it.
 
-    Each call draws from its own key. Under scan or vmap a body is traced once, so its calls share a key unless
+    The prediction comes in the output dtype of the run's precision, so that a loss computes in it. Each call draws
+    from its own key. Under scan or vmap a body is traced once, so its calls share a key unless
     `key` says otherwise.
 
     Attributes:
@@ -139,7 +140,8 @@ class ForwardCall:
         if key is None and self.step.key is not None:
             self._calls.append(1)
             key = jax.random.fold_in(self.step.key, len(self._calls))
-        return self._model.forward(variables, inputs, train=self.step.train, key=key)
+        output: Forward = self._model.forward(variables, inputs, train=self.step.train, key=key)
+        return output.replace(prediction=self.step.precision.cast_output(output.prediction))
 
 
 class Supervised(ModelObjective):

@@ -1,7 +1,7 @@
 """One attempt: differentiate the loss of a microbatch and say, leaf by leaf, whether everything is finite."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -85,7 +85,7 @@ def make_attempt(
 
     def run(trained: PyTree) -> tuple[Array, Any]:
         view = {**variables, "params": tree.combine(variables["params"], trained)}
-        statistics, aux = call_loss(objective, cast_variables(policy, view), cast_batch(policy, batch), step)
+        statistics, aux = loss_in(policy, objective, view, batch, step)
         aux = check_aux(objective, aux, variables)
         value, has_data = reduce_statistics(objective, statistics)
         scalar = value if seed is None else seed(statistics)
@@ -184,6 +184,13 @@ def _matched(what: str, new: Any, old: Any) -> Any:
         if jnp.shape(a) != jnp.shape(b):
             raise ContractError(f"{what}/{name} must have shape {jnp.shape(b)}, got {jnp.shape(a)}")
     return jax.tree.map(lambda a, b: jnp.asarray(a, jnp.result_type(b)), new, old)
+
+
+def loss_in(policy: Policy, objective: Objective, variables: Variables, batch: Batch, step: Step) -> tuple[PyTree, Aux]:
+    """Call an objective's loss under a policy: parameters and inputs in its compute dtype, and the step says so."""
+    averaged = None if step.averaged is None else cast_variables(policy, step.averaged)
+    moment = replace(step, averaged=averaged, precision=policy)
+    return call_loss(objective, cast_variables(policy, variables), cast_batch(policy, batch), moment)
 
 
 def cast_variables(policy: Policy, variables: Variables) -> Variables:

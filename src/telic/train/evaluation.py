@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from telic import ema, tree
-from telic.contract import Objective, Result, Step, call_loss, reduce_statistics
+from telic.contract import Objective, Result, Step, reduce_statistics
 from telic.errors import ContractError
 from telic.precision import Policy
-from telic.train.attempt import cast_batch, cast_variables, outputs_of
+from telic.train.attempt import loss_in, outputs_of
 from telic.train.state import TrainState
 from telic.types import Batch, PyTree, Variables
 
@@ -68,6 +68,7 @@ class EvalStep:
         Raises:
           ContractError: It holds none: an evaluation needs weights.
         """
+        self._check_bare("an evaluator's own weights")
         bound = self.bind(batch).objective
         if bound.held_variables() is None:
             raise ContractError(
@@ -86,18 +87,25 @@ class EvalStep:
                 variables = given.averaged if self.averaged else given.variables
                 return EvalState(variables, average, given.microbatches, given.updates)
             case Mapping() if "params" in given:
+                self._check_bare("variables")
                 return EvalState.of(given)
             case _:
                 shown = sorted(map(str, given)) if isinstance(given, Mapping) else type(given).__name__
                 raise TypeError(f"state= takes variables {{'params': ...}}, a TrainState or a LoopState, got {shown}")
+
+    def _check_bare(self, what: str) -> None:
+        if self.averaged:
+            raise ContractError(
+                f"averaged=True needs the TrainState that holds the moving average, and was given {what}: pass "
+                "state=train_state, or state=train_state.averaged without averaged="
+            )
 
     def step(self, state: EvalState | Variables, batch: Batch, index: Any = 0) -> Result:
         """Give the outputs of one batch; `index` counts batches and drives the key of objectives that draw."""
         held = state if isinstance(state, EvalState) else EvalState.of(state)
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), _EVAL), jnp.asarray(index, jnp.uint32))
         step = Step(step=held.step, key=key, updates=held.updates, train=False, averaged=held.averaged)
-        variables = cast_variables(self.policy, held.variables)
-        statistics, aux = call_loss(self.objective, variables, cast_batch(self.policy, batch), step)
+        statistics, aux = loss_in(self.policy, self.objective, held.variables, batch, step)
         value, _ = reduce_statistics(self.objective, statistics)
         return Result(state, outputs_of(value, statistics, aux, self.policy))
 

@@ -11,10 +11,10 @@ from jax.core import Tracer, eval_jaxpr
 from jax.interpreters import partial_eval
 
 from telic import tree
-from telic.contract import Objective, Step, call_loss, owns_statistics
+from telic.contract import Objective, Step, owns_statistics
 from telic.errors import ContractError
 from telic.precision import Policy
-from telic.train.attempt import cast_batch, cast_variables
+from telic.train.attempt import loss_in
 from telic.train.statistics import masses
 from telic.types import Batch, PyTree, Variables
 
@@ -56,9 +56,7 @@ def mass_reads(
     def masses_of(arguments: dict[str, Any]) -> list[Any]:
         whole = arguments["variables"]
         view = {**whole, "params": tree.combine(whole["params"], arguments["trained"])}
-        statistics, aux = call_loss(
-            objective, cast_variables(policy, view), cast_batch(policy, arguments["batch"]), arguments["step"]
-        )
+        statistics, aux = loss_in(policy, objective, view, arguments["batch"], arguments["step"])
         written.update(aux.variables or {})
         return list(masses(statistics).values())
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from telic import ema, tree
-from telic.contract import Objective, Result, Step, call_loss, owns_statistics
+from telic.contract import Objective, Result, Step, owns_statistics
 from telic.errors import ContractError, NonFiniteError, ReplayWarning
 from telic.mean import Terms
 from telic.precision import Dynamic, Identity, LossScale, Policy
@@ -26,9 +26,8 @@ from telic.train import window as windows
 from telic.train.attempt import (
     CHECKS,
     Attempt,
-    cast_batch,
-    cast_variables,
     checked_names,
+    loss_in,
     make_attempt,
     outputs_of,
     planned_value,
@@ -61,6 +60,8 @@ class TrainStep:
       keep_previous: Check a commit's result too and undo it whole; None does so for states up to 16 MiB.
       make_state: Builds the state from an initializer; None uses `initial_state`.
       plans: The caller gives `step` the masses of each window (`window_of`), so that `Terms` need one pass only.
+      expose_gradients: Give each attempt's gradient among its outputs, as "gradients": for metrics and probes. There is
+        none where an attempt is not differentiated by itself (replayed windows), nor where batches are sliced.
     """
 
     objective: Objective
@@ -76,6 +77,7 @@ class TrainStep:
     keep_previous: bool | None = None
     make_state: Callable[[Any, Key], TrainState] | None = None
     plans: bool = False
+    expose_gradients: bool = False
 
     def __post_init__(self) -> None:
         if self.nonfinite == "allow" and isinstance(self.loss_scale, Dynamic):
@@ -273,10 +275,14 @@ class TrainStep:
           window: Masses of the whole window (`window_of`), for one-pass `Terms`; read at its first attempt.
         """
         if self.microbatch is not None:
-            return self._sliced(state, batch)
-        if self.accumulate == 1:
-            return self._single(state, batch)
-        return self._windowed(state, batch, window)
+            result = self._sliced(state, batch)
+        elif self.accumulate == 1:
+            result = self._single(state, batch)
+        else:
+            result = self._windowed(state, batch, window)
+        # Counted from the record, so that an undone commit and each slice of a batch are in it.
+        rejected = result.state.rejections.total - state.rejections.total
+        return dataclasses.replace(result, outputs={**result.outputs, "rejected": rejected})
 
     def moment(self, state: TrainState, attempt: Array | None = None) -> Step:
         """Give what the objective knows of an attempt, by default of the state's next."""
@@ -446,9 +452,7 @@ class TrainStep:
             variables = {**state.variables, **read}
             view = {**variables, "params": tree.combine(variables["params"], trained)}
             info = self._info(state, attempt, step, variables)
-            statistics, _ = call_loss(
-                self.objective, cast_variables(self.policy, view), cast_batch(self.policy, batch), info
-            )
+            statistics, _ = loss_in(self.policy, self.objective, view, batch, info)
             return statistic.canonical(statistics, own=self._owns)
 
         return windows.replayed_gradient(
@@ -611,9 +615,27 @@ class TrainStep:
 
     def _outputs(self, attempt: Attempt) -> dict[str, Any]:
         outputs = outputs_of(attempt.value, attempt.statistics, attempt.aux, self.policy)
+        if self.expose_gradients and self.microbatch is None and attempt.gradient is not None:
+            outputs["gradients"] = attempt.gradient
         return {"gradient_norm": optax.tree.norm(attempt.gradient), **outputs}
 
     # -- what the host may ask -----------------------------------------------------------------------------------
+
+    def attempts_made(self, state: TrainState) -> Array:
+        """Give the attempts a state has behind it: the index of its next one."""
+        return state.attempts
+
+    def num_attempts(self, batch: Batch) -> int:
+        """Give how many attempts a batch makes: one, or one for each of its slices."""
+        rows, size = tree.leading_dimension(batch), self.microbatch
+        return 1 if rows is None or size is None else max(1, -(-rows // size))
+
+    def attempt_batch(self, batch: Batch, index: int) -> Batch:
+        """Give the microbatch of one of a batch's attempts."""
+        size = self.microbatch
+        if size is None or self.num_attempts(batch) == 1:
+            return batch
+        return jax.tree.map(lambda x: x[index * size : (index + 1) * size], batch)
 
     def health(self, state: TrainState) -> PyTree:
         """Give [stopped, rejected in all] of a state, int32 [2]; None when nothing is checked."""
@@ -646,7 +668,7 @@ class TrainStep:
         raise NonFiniteError(
             f"training stopped after {count} in a row: not finite in attempt {attempt}: {shown}. "
             f"The last finite loss was {last:.6g}.{cause} The state holds what was committed before. "
-            "Look at that batch, lower the learning rate, clip the gradient, or raise max_rejected.",
+            "Look at that batch (error.batch), lower the learning rate, clip the gradient, or raise max_rejected.",
             leaves=bad,
             attempt=attempt,
             state=state,

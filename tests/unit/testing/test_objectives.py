@@ -21,7 +21,11 @@ def verdicts(objective: Any, batch: Any = BATCH) -> dict[str, str]:
     return {c.name: c.verdict for c in check_objective(objective, batch).checks}
 
 
-@pytest.mark.parametrize("objective", [Tiny("mean"), Tiny("terms"), Own("own"), Contrast("rows")], ids=lambda o: o.kind)
+@pytest.mark.parametrize(
+    "objective",
+    [Tiny("mean"), Own("own"), *(pytest.param(o, marks=pytest.mark.slow) for o in (Tiny("terms"), Contrast("rows")))],
+    ids=lambda o: o.kind,
+)
 def test_good_objectives_pass(objective: Any) -> None:
     report = check_objective(objective, BATCH)
     assert report.check() is report
@@ -122,18 +126,23 @@ class Wrong(Tiny):
                 raise AssertionError(self.kind)
 
 
+def second(*values: str) -> Any:
+    """Give a second fault of a check: one of each is enough for a quick run."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     ("kind", "check"),
     [
         ("own statistics without reduce_loss", "contract"),
-        ("parameters in Aux", "contract"),
+        second("parameters in Aux", "contract"),
         ("average for a total", "splits"),
-        ("masked average", "splits"),
+        second("masked average", "splits"),
         ("mass of predictions", "masses"),
-        ("negative mass", "masses"),
+        second("negative mass", "masses"),
         ("counts its calls", "purity"),
-        ("keeps a traced value", "purity"),
-        ("global randomness", "purity"),
+        second("keeps a traced value", "purity"),
+        second("global randomness", "purity"),
         ("reads its own array", "captures"),
         ("divides by the mass", "zero mass"),
         ("hides NaN", "rejection"),
