@@ -36,11 +36,6 @@ def format_value(name: str, value: Any) -> str:
     return f"{number:.7f}"
 
 
-def is_quiet(name: str, value: Any) -> bool:
-    """Say whether a metric is the count of rejected attempts and there are none: it is shown when it is news."""
-    return name == "rejected" and np.ndim(value) == 0 and float(value) == 0
-
-
 def _is_count(name: str, value: Any) -> bool:
     return name == "rejected" and float(value).is_integer()
 
@@ -50,7 +45,7 @@ def format_line(epoch: int, iteration: int, metrics: Mapping[str, Any]) -> str:
     shown = (
         f"{name}: {int(value) if _is_count(name, value) else format_value(name, value)}"
         for name, value in metrics.items()
-        if np.ndim(value) == 0 and not is_quiet(name, value)
+        if np.ndim(value) == 0
     )
     return ", ".join([f"Epoch: {epoch}, Batch: {iteration}", " ".join(shown)]).rstrip(", ")
 

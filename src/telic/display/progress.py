@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from telic.display.lines import Tally, is_quiet
+from telic.display.lines import Tally
 from telic.loop.ports import State
 
 _REFRESH_SECONDS = 0.1
@@ -29,10 +29,7 @@ def format_metrics(metrics: Mapping[str, Any]) -> str:
     values = {
         name: f"{float(value):.4g}"
         for name, value in metrics.items()
-        if np.ndim(value) == 0
-        and not isinstance(value, str)
-        and not np.iscomplexobj(value)
-        and not is_quiet(name, value)
+        if np.ndim(value) == 0 and not isinstance(value, str) and not np.iscomplexobj(value)
     }
     training = [name for name in values if not name.startswith(_VALIDATION)]
     same = [name for name in training if _VALIDATION + name in values]
@@ -89,7 +86,7 @@ class Progress:
 
     def _reset(self) -> None:
         self._compiling: tuple[str, float] | None = None
-        self._asked: tuple[int, tuple[str, ...], Callable[[], dict[str, Any]]] | None = None
+        self._asked: tuple[int, Callable[[], dict[str, Any]]] | None = None
         self._asked_at = 0.0
         self._shown = ""
         self._closed_epoch = -1
@@ -131,16 +128,15 @@ class Progress:
         if self._live is None or now - self._asked_at < _REFRESH_SECONDS:
             return
         if self._asked is not None:
-            done, names, read = self._asked
-            values = read()
-            self._shown = format_metrics({name: values[name] for name in names if name in values})
+            done, read = self._asked
+            self._shown = format_metrics(read())
             # The values are there, so the device is done with those batches: its rate, not that of the dispatches.
             now, mark = self._clock(), self._mark or self._began
             if now > mark[0] and done > mark[1]:
                 self._rate = (done - mark[1]) / (now - mark[0])
                 self._mark = (now, done)
         self._asked_at = now
-        self._asked = (self._done, tuple(state.metrics), state.metrics.later())
+        self._asked = (self._done, state.metrics.later())
 
     def on_epoch_end(self, state: State) -> None:
         """Leave a line for the epoch, with its exact values."""

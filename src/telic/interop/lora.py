@@ -70,7 +70,7 @@ class Lora:
         found = {n: x for n, x in tree.named_leaves(variables["params"]).items() if n.endswith((_A, _B))}
         if not found:
             raise ContractError(
-                "these variables hold no adapter: the modules given to add_lora name no layer with a weight; params has "
+                "these variables hold no adapter: modules= of add_lora names no layer with a weight; params has "
                 f"{', '.join(tree.leaf_names(variables['params']))}"
             )
         return {"params": _nested(found)}
@@ -105,8 +105,8 @@ class Lora:
         is_convolution = b.ndim == 2 and (*a.shape[:-1], b.shape[-1]) == shape
         if not (is_dense or is_convolution):
             raise ContractError(
-                f"{name} has shape {shape} and adapters of shapes {a.shape} and {b.shape}, which do not say how they act "
-                "on it: keep the model with adapters, or leave this layer out of modules="
+                f"{name} has shape {shape} and adapters of shapes {a.shape} and {b.shape}, which do not say how they "
+                "act on it: keep the model with adapters, or leave this layer out of modules="
             )
         dtype = jnp.promote_types(weight.dtype, jnp.float32)
         added = jnp.matmul(a.astype(dtype), b.astype(dtype), precision="highest").reshape(shape)

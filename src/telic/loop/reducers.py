@@ -14,7 +14,7 @@ from telic.mean import Mean
 from telic.metrics.base import Metric, Mode, Reads
 from telic.types import Batch, PyTree
 
-RESERVED = frozenset({"epoch", "iteration"})
+RESERVED = frozenset({"epoch", "iteration", "rejected"})
 """Names that log lines and records use themselves."""
 
 

@@ -12,10 +12,15 @@ from telic.loop.events import Counts
 from telic.loop.status import Status
 
 
+REJECTED = "rejected"
+"""The metric that counts rejected attempts: listed among the others only where there are some."""
+
+
 class Metrics(Mapping[str, Any]):
     """The metrics of the epoch so far, by name: computed and fetched from the device when read.
 
-    Handlers may add values of their own; those stay until the epoch ends and are recorded with it.
+    Handlers may add values of their own; those stay until the epoch ends and are recorded with it. Of a step that may
+    reject attempts, ``metrics["rejected"]`` counts them; it is listed with the others where there are some.
     """
 
     def __init__(self, compute: Callable[[], Mapping[str, Any]] | None = None, names: tuple[str, ...] = ()):
@@ -29,18 +34,21 @@ class Metrics(Mapping[str, Any]):
             self._values = {} if self._compute is None else dict(self._compute())
         return self._values
 
+    def _listed(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in values.items() if name != REJECTED or value}
+
     def later(self) -> Callable[[], dict[str, Any]]:
         """Start computing now and give a function that reads the values, so that nothing waits for the device."""
         added = dict(self.added)
         if self._values is not None or self._compute is None:
-            values = dict(self._read())
+            values = self._listed(self._read())
             return lambda: values | added
         pending = getattr(self._compute, "later", None)
         if pending is None:
-            values = dict(self._read())
+            values = self._listed(self._read())
             return lambda: values | added
         read = pending()
-        return lambda: dict(read()) | added
+        return lambda: self._listed(read()) | added
 
     def add(self, values: Mapping[str, Any]) -> None:
         """Record values of a handler's own beside the metrics; a newer value of a name wins."""
@@ -56,17 +64,17 @@ class Metrics(Mapping[str, Any]):
         raise KeyError(f"no metric {name!r}.{closest(name, self)} This loop has: {', '.join(self) or 'none'}")
 
     def __iter__(self) -> Iterator[str]:
-        yield from self._names
+        yield from (name for name in self._names if name != REJECTED or self[name])
         yield from (name for name in self.added if name not in self._names)
 
     def __len__(self) -> int:
-        return len({*self._names, *self.added})
+        return len(list(self))
 
     def __contains__(self, name: object) -> bool:
         return name in self._names or name in self.added
 
     def __repr__(self) -> str:
-        return f"Metrics({', '.join(self)})"
+        return f"Metrics({', '.join(dict.fromkeys((*self._names, *self.added)))})"
 
 
 def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -73,7 +73,7 @@ def test_evaluate_needs_an_average_to_evaluate() -> None:
     """Bare variables hold no average: their own numbers, given as the average's, would be wrong without a word."""
     made = trainer(None)
     state = made.fit(batches(2), log_every=0)
-    with pytest.raises(TelicError, match="keeps no moving average: set objective.ema"):
+    with pytest.raises(TelicError, match=r"keeps no moving average: set objective\.ema"):
         made.evaluate(batches(2), state=state, averaged=True)
     with pytest.raises(ContractError, match=r"needs the TrainState that holds the moving average, .* given variables"):
         made.evaluate(batches(2), state=state.variables, averaged=True)

@@ -155,8 +155,8 @@ def test_without_compilation_it_gives_the_same() -> None:
     """Catches a probe that only works inside jit."""
     values: list[Any] = []
     for jit in (True, False):
-        loop = trainer().probe(norms, telic.once(3), to=lambda v, s: values.append(v))
-        loop.run(regression(3), jit=jit)
+        loop = trainer().probe(norms, telic.once(2), to=lambda v, s: values.append(v))
+        loop.run(regression(2), jit=jit)
     for name in values[0]:
         np.testing.assert_allclose(values[0][name], values[1][name], rtol=1e-5)
 

@@ -128,7 +128,7 @@ def test_a_merge_that_would_be_wrong_is_refused_by_inputs() -> None:
         (lambda: add_lora(Linen(), rank=0), ValueError, "at least 1, got 0"),
         (lambda: add_lora(lambda x: x, rank=1), TypeError, "Linen and NNX modules, got function"),
         (lambda: add_lora(NNX(nnx.Rngs(0)), rank=1), ValueError, "give inputs="),
-        (lambda: add_lora(NNX(nnx.Rngs(0)), rank=1, inputs=X, modules="frist"), ContractError, "name no layer"),
+        (lambda: add_lora(NNX(nnx.Rngs(0)), rank=1, inputs=X, modules="frist"), ContractError, "names no layer"),
         (lambda: add_lora(Linen(), rank=1, modules=[]), ValueError, "modules= is empty"),
     ],
 )

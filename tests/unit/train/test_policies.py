@@ -153,7 +153,7 @@ def test_evaluation_computes_as_training_does(kind: str) -> None:
     ],
 )
 def test_the_output_dtype_is_what_a_loss_gets(precision: Any, inside: str, given: str) -> None:
-    """Without an output dtype a loss computes in the model's; a loss that only narrows what is reported is no policy."""
+    """Without an output dtype a loss computes in the model's; with one that only reports it, it does so too."""
     trainer = telic.Trainer(telic.supervised(Linen(), loss), "sgd", key=0, precision=precision)
     step = trainer.train_step()
     state = step.init(batch_of())
