@@ -257,9 +257,7 @@ class StepDriver:
         for scope in self._scopes:
             self.reset(scope)
 
-    def advance(
-        self, batches: Sequence[Batch], *, epoch: int, iteration: int, fresh: bool, window: Any = None
-    ) -> None:
+    def advance(self, batches: Sequence[Batch], *, epoch: int, iteration: int, fresh: bool, window: Any = None) -> None:
         """Run batches of one shape in one dispatch."""
         signature = _signature(batches[0])
         is_new = signature not in self._signatures

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from telic import tree
-from telic.compose.loops import Loop, evaluation_pass
+from telic.compose.loops import Loop
+from telic.compose.validation import evaluation_pass
 from telic.data import as_source, as_validation
 from telic.data.dataset import Dataset
 from telic.driver import DriverOptions, StepDriver

@@ -3,95 +3,41 @@
 import copy as copying
 import inspect
 import os
-import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
 
-from telic import losses, tree
+from telic import losses
 from telic import metrics as metric_table
 from telic.checkpoints import Checkpoints
-from telic.compose.resume import Saving, Session, as_saving
+from telic.compose.programs import as_program, has_loss
+from telic.compose.resume import Saving, as_saving
+from telic.compose.runs import Parts, Request, run_loop
+from telic.compose.validation import Validation, check_average
 from telic.contract import Objective
-from telic.data import as_source, as_validation
-from telic.data.batches import is_stateful
-from telic.data.dataset import Dataset
+from telic.data import as_validation
 from telic.display import Curves, MessageLog, MetricLog, Progress, Recorder
 from telic.display.lines import Stream, UpdatesLog
-from telic.display.recorder import write_batch
-from telic.driver import DriverOptions, Listener, StepDriver
-from telic.errors import ContractError, NonFiniteError, TelicError, closest
-from telic.evaluate import EvaluationPass, ObjectiveLoss
+from telic.driver import Listener
+from telic.errors import ContractError, TelicError, closest
 from telic.handlers import Checkpoint, EarlyStop, Monitor, ReduceRate, as_mode, record_name
 from telic.loop import events as ev
-from telic.loop.cursor import is_closed, settled
-from telic.loop.engine import Attachment, Engine, Handler, Plan, check_totals
+from telic.loop.engine import Attachment, Handler, check_totals
 from telic.loop.filters import Filter, always, as_filter, every
-from telic.loop.ports import Placement, Position, Source, StepProgram, View
-from telic.loop.reducers import RESERVED, Reducer, reported
+from telic.loop.ports import Placement, StepProgram
+from telic.loop.reducers import RESERVED, Reducer
 from telic.loop.serialize import serialize_state
 from telic.loop.state import LoopState
 from telic.loop.status import HALT_LOOP
 from telic.metrics.base import Metric
 from telic.objectives import as_objective
-from telic.placement import SingleDevice, one_process
+from telic.placement import SingleDevice
 from telic.train.evaluation import EvalStep
-from telic.train.state import TrainState
 from telic.train.step import TrainStep
-from telic.types import Batch, PyTree
-
-
-@dataclass(frozen=True, eq=False)
-class RawStep:
-    """A step of the user's own, ``(state, batch) -> state | Result``, as a `StepProgram`."""
-
-    fn: Callable[[Any, Any], Any]
-    make: Callable[[Any], Any] | None = None
-    period: int = 1
-
-    def bind(self, example: Batch) -> "RawStep":
-        """Give the step itself: it learns nothing from shapes."""
-        del example
-        return self
-
-    def init(self, batch: Batch) -> PyTree:
-        """Give the state of the user's init.
-
-        Raises:
-          ContractError: There is none, and no state was given.
-        """
-        if self.make is None:
-            raise ContractError("this loop has no init: give telic.Loop(step, init), or run(data, state=...)")
-        return tree.copy_leaves(self.make(batch))
-
-    def adopt(self, batch: Batch, given: PyTree) -> PyTree:
-        """Give a copy of the caller's state, so that it is not consumed."""
-        del batch
-        return tree.copy_leaves(given)
-
-    def step(self, state: PyTree, batch: Batch, window: Any = None) -> Any:
-        """Call the user's step."""
-        del window
-        return self.fn(state, batch)
-
-    def flush(self, state: PyTree) -> PyTree:
-        """Give the state as it is."""
-        return state
-
-    def health(self, state: PyTree) -> PyTree:
-        """Give None: nothing is watched."""
-        del state
-
-    def check_health(self, health: PyTree, state: PyTree) -> None:
-        """Do nothing."""
-
-    def model(self, state: PyTree) -> Any:
-        """Give None: there is no model."""
-        del state
+from telic.types import PyTree
 
 
 class Loop:
@@ -119,7 +65,7 @@ class Loop:
         *,
         output_transform: Callable[[LoopState], Any] | None = None,
     ):
-        self._program = _as_program(step, init)
+        self._program = as_program(step, init)
         self._output_transform = output_transform
         self._metrics: dict[str, Reducer] = {}
         self._attachments: list[Attachment] = []
@@ -161,7 +107,7 @@ class Loop:
         made = _as_metric(metric, name, reduce=reduce, reads=reads)
         if made.name in self._metrics:
             raise ValueError(f"this loop has a metric named {made.name!r} already; give another name=")
-        if made.name == "loss" and _has_loss(self._program):
+        if made.name == "loss" and has_loss(self._program):
             raise ValueError("this loop reports its objective's loss as 'loss'; give your metric another name=")
         if made.name in RESERVED:
             raise ValueError(f"a metric may not be named {made.name!r}: log lines use that name themselves")
@@ -369,11 +315,12 @@ class Loop:
         """
         self._check_idle()
         program = self._evaluation(model, averaged)
-        evaluation = _Validation(
-            loop=self,
+        evaluation = Validation(
+            reducers=lambda: self.reducers,
             program=program,
             batches=as_validation(data, limit=limit),
             prefix="validation_" if name is None else f"validation_{name}_",
+            placement=self._placement,
         )
         return self.handle_event(event, evaluation, filter, name="validate")
 
@@ -593,7 +540,7 @@ class Loop:
                 and not v.handler.has_run
                 and any(a.event != v.event or a.late or j < i for i, a in readers)
                 for j, v in enumerate(self._attachments)
-                if isinstance(v.handler, _Validation)
+                if isinstance(v.handler, Validation)
             )
 
         return awaits
@@ -602,7 +549,8 @@ class Loop:
         if model is None:
             if not isinstance(self._program, TrainStep):
                 raise ContractError(
-                    "this loop's step is not built from an objective, so say what to evaluate: validate(data, model=...)"
+                    "this loop's step is not built from an objective, so say what to evaluate: "
+                    "validate(data, model=...)"
                 )
             return self._program.evaluation(averaged=averaged)
         if isinstance(model, EvalStep):
@@ -659,7 +607,7 @@ class Loop:
         twin._probes = dict(self._probes)
         # Validation computes the metrics of its own loop, so the copy gets its own.
         twin._attachments = [
-            replace(a, handler=a.handler.of(twin)) if isinstance(a.handler, _Validation) else a
+            replace(a, handler=a.handler.of(lambda: twin.reducers)) if isinstance(a.handler, Validation) else a
             for a in self._attachments
         ]
         twin._running = False
@@ -717,14 +665,8 @@ class Loop:
           ContractError: Step, handler or metric break their contract; raised before anything compiles where it can be.
           NonFiniteError: The budget of rejected attempts is used up.
         """
-        final: LoopState | None = None
         stream = self._stream(data, epochs, steps, iterations, state, strict, jit, debug, compiler_options)
-        while True:
-            try:
-                next(stream)
-            except StopIteration as stop:
-                final = stop.value
-                break
+        final = _exhausted(stream)
         return final if self._output_transform is None else self._output_transform(final)
 
     def stream(self, data: Any, **options: Any) -> Iterator[LoopState]:
@@ -750,124 +692,51 @@ class Loop:
         jit: bool,
         debug: bool,
         compiler_options: Mapping[str, Any] | None,
-    ) -> Any:
+    ) -> Generator[LoopState, None, LoopState]:
         """The run as a generator; its return value is the final state."""
         check_totals(epochs, steps, iterations)
         if self._running:
             raise TelicError("this loop is running already; run loop.copy() for a second run")
-        if epochs is None and steps is None:
-            epochs = 1
         previous = state if isinstance(state, LoopState) else self._resume
         if isinstance(self._program, EvalStep) and isinstance(state, LoopState):
             # An evaluation reads the weights of a run; it does not continue the run.
             previous, state = None, state.step_state
         if previous is not None and state is not None and not isinstance(state, LoopState):
             raise ValueError("from_state and run(state=...) both give a start: use one")
-        given = previous.step_state if previous is not None else state
         for attachment in self._attachments:
-            if isinstance(attachment.handler, _Validation):
+            if isinstance(attachment.handler, Validation):
                 check_average(attachment.handler.program, self._program)
-        source = as_source(data)
-        session = None if self._saving is None else Session(self._saving, tuple(self._flushers))
-        example = None
+        request = Request(
+            previous=previous,
+            given=None if previous is not None else state,
+            epochs=1 if epochs is None and steps is None else epochs,
+            steps=steps,
+            iterations=iterations,
+            strict=strict,
+            jit=jit,
+            debug=debug,
+            compiler_options={**self._driver_options.get("compiler_options", {}), **(compiler_options or {})},
+        )
         self._running = True
         try:
-            if session is not None:
-                session.open()
-                session.check_source(source)
-                if session.saved is not None:
-                    previous, given = session.cursor(), None
-                    session.check_kind(previous, epochs, steps)
-                    example = session.example()
-                    over = session.is_over(epochs, steps)
-                    session.announce(previous, epochs, steps, over=over)
-                    if over and example is not None:
-                        # A run that is over opens no data: its shapes are in the checkpoint.
-                        program, start = _started(self._program.bind(example), example, None, source)
-                        previous.step_state = session.fill(start, program)
-                        previous.bind_model, previous.copier = program.model, tree.copy_leaves
-                        return previous
-                    previous = session.going_on(previous)
-            cursor = _cursor(previous, epochs, steps, iterations)
-            is_iterator = isinstance(data, Iterator) and not is_stateful(data)
-            if previous is not None and cursor.position is not None and not is_iterator:
-                # Mid-epoch, and where an epoch reads on from the last one. A plain iterator stands where it was left.
-                if cursor.iteration or isinstance(data, Dataset) or session is not None:
-                    source.set_state(cursor.position)
-            source.begin(cursor.epoch, continuous=steps is not None)
-            cursor.position = source.get_state()
-            first, ahead = _peek(source, cursor, given)
-            if session is not None and session.saved is not None:
-                session.check_batch(first, read=bool(ahead))
-                first = first if example is None else example
-            program = self._program.bind(first)
-            program, start = _started(program, first, given, source)
-            if session is not None:
-                start = start if session.saved is None else session.fill(start, program)
-                session.begin(program, start, first)
-            driver = self._make_driver(program, strict=strict, jit=jit, compiler_options=compiler_options)
-            driver.start(start, first)
-            if cursor.iteration and cursor.accumulators is not None:
-                driver.restore("epoch", cursor.accumulators)
-            for name in driver.metric_names:
-                cursor.metrics.added.pop(name, None)
-            cursor.accumulators = None
-            cursor.read_accumulators = lambda: driver.saved("epoch")
-            cursor.step_state = driver.step_state
-            cursor.bind_model = program.model
-            cursor.copier = tree.copy_leaves
-            engine = Engine(
-                plan=Plan((*self._attachments, *(() if session is None else session.attachments()))),
-                driver=driver,
-                source=source,
-                state=cursor,
-                period=program.period,
-                clock=time.monotonic,
-                agree=one_process,
-                ahead=ahead,
-                midway=cursor.iteration > 0 and not is_closed(cursor.counts),
-                plans=getattr(program, "plans", False),
-                leftover="return" if isinstance(data, Dataset) else "keep" if isinstance(data, Iterator) else "drop",
-                debug=debug,
-                keeper=session,
-                events=self._events,
-            )
-            yield from engine.stream()
-            if session is not None:
-                session.finish(engine.state)
-            engine.state.read_accumulators = None
-            return engine.state
-        except NonFiniteError as error:
-            folder = self._folder if session is None else session.saving.config.directory
-            if folder is not None and error.batch is not None:
-                _save_batch(error, folder / "nonfinite_batch.npz")
-            raise
+            return (yield from run_loop(self._parts(), data, request))
         finally:
             self._running = False
-            source.close()
-            # Also when the run ends by an error, which fires no event.
-            for close in self._closers:
-                close()
-            if session is not None:
-                session.close()
 
-    def _make_driver(
-        self, program: StepProgram, *, strict: bool, jit: bool, compiler_options: Mapping[str, Any] | None
-    ) -> StepDriver:
-        merged = {**self._driver_options.get("compiler_options", {}), **(compiler_options or {})}
-        fuse = self._driver_options.get("fuse", True)
-        options = DriverOptions(jit=jit, strict=strict, fuse=fuse, compiler_options=merged, listener=self._listener)
-        if isinstance(program, TrainStep):
-            read = self._probes or any(_may_read_gradients(r) for r in self._metrics.values())
-            program = replace(program, expose_gradients=bool(read) or program.expose_gradients)
-        return StepDriver(
-            program,
-            _bound(self._metrics, program),
-            self._placement,
-            options,
-            carries=not isinstance(program, EvalStep),
-            reported=reported,
-            probes=self._probes,
+    def _parts(self) -> Parts:
+        return Parts(
+            program=self._program,
+            attachments=tuple(self._attachments),
+            reducers=dict(self._metrics),
+            probes=dict(self._probes),
+            events=self._events,
+            placement=self._placement,
+            listener=self._listener,
+            fuse=self._driver_options.get("fuse", True),
+            saving=self._saving,
+            flushers=tuple(self._flushers),
+            closers=tuple(self._closers),
+            folder=self._folder,
         )
 
 
@@ -884,97 +753,13 @@ class _Delivery:
         return self.to(jax.device_get(state.probes[self.probe]), state)
 
 
-@dataclass
-class _Validation:
-    """Handler that evaluates and records under its prefix."""
-
-    loop: Loop
-    program: StepProgram
-    batches: Iterable[Any]
-    prefix: str
-    _pass: EvaluationPass | None = field(default=None, repr=False)
-    _metrics: dict[str, Reducer] = field(default_factory=dict[str, Reducer], repr=False)
-
-    @property
-    def has_run(self) -> bool:
-        """Whether it has evaluated anything yet."""
-        return self._pass is not None
-
-    def of(self, loop: Loop) -> "_Validation":
-        """Give the same validation for another loop's metrics."""
-        return _Validation(loop, self.program, self.batches, self.prefix)
-
-    def __call__(self, state: LoopState) -> None:
-        if self._pass is None or self._metrics != self.loop.reducers:
-            # The metrics are all those attached before the run; one attached between runs makes a new program.
-            self._metrics = dict(self.loop.reducers)
-            # There are no gradients in an evaluation.
-            reducers = {name: r for name, r in self._metrics.items() if not _reads_gradients(r)}
-            self._pass = evaluation_pass(
-                self.program, _bound(reducers, self.program), self.batches, self.loop._placement
-            )
-        values = self._pass.run(state.step_state)
-        state.metrics.add({self.prefix + name: value for name, value in values.items()})
-
-
-def check_average(evaluation: StepProgram, training: StepProgram) -> None:
-    """Refuse to evaluate averaged weights where training keeps none, before anything runs.
-
-    Raises:
-      ContractError: The trained objective has no EMASpec.
-    """
-    wanted = isinstance(evaluation, EvalStep) and evaluation.averaged
-    if wanted and isinstance(training, TrainStep) and training.objective.ema is None:
-        raise ContractError(
-            f"averaged=True evaluates the moving average of the weights, and {type(training.objective).__name__} keeps "
-            "none: set objective.ema = telic.EMASpec(decay=0.999) before training, or leave averaged out"
-        )
-
-
-def evaluation_pass(
-    program: StepProgram, reducers: Mapping[str, Reducer], batches: Iterable[Any], placement: Placement
-) -> EvaluationPass:
-    """Give an evaluation of a data set; each batch shape of it is one program."""
-
-    def make_driver(bound: StepProgram) -> StepDriver:
-        return StepDriver(bound, reducers, placement, DriverOptions(strict=False), carries=False, reported=reported)
-
-    return EvaluationPass(program, batches, make_driver)
-
-
-def _save_batch(error: NonFiniteError, path: Path) -> None:
-    """Save the batch an error carries, and say where; a disk that is full does not hide the error."""
-    try:
-        write_batch(path, error.batch, error.attempt)
-    except OSError as failure:
-        error.add_note(f"its batch could not be saved to {path}: {failure}")
-    else:
-        error.add_note(f"its batch is saved in {path}")
-
-
-def _started(program: StepProgram, batch: Batch, given: PyTree, source: Source) -> tuple[StepProgram, PyTree]:
-    """Give the program of a run and the state it starts with; windows of `Terms` are planned where they can be."""
-    if not isinstance(program, TrainStep):
-        return program, program.init(batch) if given is None else program.adopt(batch, given)
-    if isinstance(given, TrainState) and given.window.planned is not None:
-        program = replace(program, plans=True)
-    start = program.init(batch) if given is None else program.adopt(batch, given)
-    if not program.plans and source.read_ahead and program.can_plan(start, batch):
-        program = replace(program, plans=True)
-        start = program.open(start, batch)
-    return program, start
-
-
-def _as_program(step: Any, init: Callable[[Any], Any] | None) -> StepProgram:
-    if isinstance(step, TrainStep | EvalStep | RawStep):
-        if init is not None:
-            raise TypeError("this step has an initialiser of its own: leave init out")
-        return step
-    if not callable(step):
-        raise TypeError(f"Loop takes a step function (state, batch) -> state, got {step!r}")
-    if init is not None and not callable(init):
-        raise TypeError(f"init must be a function of the first batch, got {init!r}; pass a state as run(state=...)")
-    return RawStep(step, init)
+def _exhausted(stream: Generator[LoopState, None, LoopState]) -> LoopState:
+    """Run a stream to its end and give what it returns."""
+    while True:
+        try:
+            next(stream)
+        except StopIteration as stop:
+            return stop.value
 
 
 def _as_metric(metric: Any, name: str | None, *, reduce: Any, reads: Any) -> Metric:
@@ -985,63 +770,7 @@ def _as_metric(metric: Any, name: str | None, *, reduce: Any, reads: Any) -> Met
     return metric_table.as_metric(metric, name, reduce=reduce, reads=reads)
 
 
-def _bound(reducers: Mapping[str, Reducer], program: StepProgram) -> dict[str, Reducer]:
-    """Give the loop's metrics, the objective's loss first where the step has an objective."""
-    objective = getattr(program, "objective", None)
-    own: dict[str, Reducer] = {}
-    if isinstance(objective, Objective) and _has_loss(program):
-        own["loss"] = Reducer("loss", ObjectiveLoss(objective))
-    return own | dict(reducers)
-
-
-def _reads_gradients(reducer: Reducer) -> bool:
-    """Say whether a metric reads the step's gradients by name."""
-    reads = reducer.metric.reads
-    return isinstance(reads, tuple) and any(name.split(".")[0] == "gradients" for name in reads)
-
-
-def _may_read_gradients(reducer: Reducer) -> bool:
-    """Say whether a metric reads gradients, or may: a function of the outputs does not say what it reads."""
-    return not isinstance(reducer.metric.reads, tuple) or _reads_gradients(reducer)
-
-
-def _has_loss(program: Any) -> bool:
-    """Say whether a step has an objective with a loss: an evaluator may do without."""
-    objective = getattr(program, "objective", None)
-    return isinstance(objective, Objective) and getattr(objective, "has_loss", True)
-
-
 def _record_of(attachment: Attachment) -> str | None:
     """Give the name of the record that an attached handler keeps, if it watches a metric or writes checkpoints."""
     handler = attachment.handler
     return handler.record if isinstance(handler, Monitor | Checkpoint) else None
-
-
-def _peek(source: Source, cursor: LoopState, given: Any) -> tuple[Batch, deque[tuple[Batch, Position]]]:
-    """Give a batch to learn shapes from, and the batches that are read ahead of their use."""
-    is_over = cursor.max_iteration is not None and cursor.iteration >= cursor.max_iteration
-    try:
-        first = source.next(View(given, cursor.epoch, cursor.iteration))
-    except StopIteration:
-        # The state was taken at the epoch's last batch: the shapes are those of the next epoch.
-        is_over = True
-        source.begin(cursor.epoch + 1)
-        first = source.next(View(given, cursor.epoch + 1, 0))
-    if is_over:
-        source.set_state(cursor.position)
-        source.begin(cursor.epoch)
-        return first[0], deque()
-    return first[0], deque([first])
-
-
-def _cursor(previous: LoopState | None, epochs: int | None, steps: int | None, iterations: int | None) -> LoopState:
-    """Give the state a run starts with: fresh, or where an earlier run stopped."""
-    if previous is None:
-        cursor = LoopState()
-    else:
-        cursor = settled(previous.keep())
-        cursor.status = None
-    cursor.max_epoch = epochs
-    cursor.max_steps = steps
-    cursor.max_iteration = iterations
-    return cursor

@@ -10,8 +10,9 @@ from telic import optimizers, tree
 from telic import precision as precisions
 from telic.checkpoints import Checkpoints
 from telic.compose.check import CheckReport, check_training
-from telic.compose.loops import Loop, evaluation_pass
+from telic.compose.loops import Loop
 from telic.compose.resume import as_saving
+from telic.compose.validation import evaluation_pass
 from telic.contract import Objective
 from telic.data import as_validation
 from telic.driver import build_state

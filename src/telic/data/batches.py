@@ -5,7 +5,7 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeGuard, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -28,9 +28,9 @@ class Stateful(Protocol):
     def set_state(self, state: Any, /) -> None: ...
 
 
-def is_stateful(value: object) -> TypeGuard[Stateful]:
-    """Say whether an iterator can be sent to a position. Asked at every batch, so the answer is kept by class."""
-    return _is_stateful_class(type(value))
+def as_stateful(value: object) -> Stateful | None:
+    """Give an iterator that can be sent to a position, else None. Asked at every batch, so kept by class."""
+    return cast(Stateful, value) if _is_stateful_class(type(value)) else None
 
 
 @functools.lru_cache(maxsize=256)
@@ -51,7 +51,8 @@ def host_batch(batch: Batch, where: str) -> Batch:
       batch: Any pytree; plain numbers in it become arrays without dimensions.
       where: Which batch it is, for the error.
     Raises:
-      DataError: The batch holds no array and no number, or a leaf is text or an array of objects, text or dates; the leaf is named.
+      DataError: The batch holds no array and no number, or a leaf is text or an array of objects, text or dates; the
+        leaf is named.
     """
     leaves, structure = jax.tree_util.tree_flatten_with_path(batch)
     arrays = 0

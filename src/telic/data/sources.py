@@ -12,7 +12,7 @@ from typing import Any, cast
 from telic.data.batches import (
     COLUMNS_HINT,
     Opener,
-    is_stateful,
+    as_stateful,
     host_batch,
     iterate,
     length_of,
@@ -90,7 +90,7 @@ class BatchSource:
         """Why another process cannot come back to a position of this data, and what to write; None where it can."""
         if self._not_resumable is not None:
             return f"{self._what} cannot resume: {self._not_resumable}"
-        if self._once and not is_stateful(self._iterator):
+        if self._once and as_stateful(self._iterator) is None:
             return (
                 f"{self._what} has no get_state and set_state; give it both, or pass a function that makes it anew, "
                 "telic.data.Dataset(train=lambda partition: ...), which is then read up to the position"
@@ -201,8 +201,8 @@ class BatchSource:
         state = self._resume
         if isinstance(iterator, ColumnIterator):
             state = iterator.get_state()
-        elif is_stateful(iterator) and not self._skip:
-            state = plain_state(iterator.get_state())
+        elif (stateful := as_stateful(iterator)) is not None and not self._skip:
+            state = plain_state(stateful.get_state())
         return {
             "epoch": self._epoch or 0,
             "batch": self._batch,
@@ -247,13 +247,14 @@ class BatchSource:
         self._skip = offset
 
     def _restore(self, iterator: Iterator[Any], state: Any) -> None:
-        if not is_stateful(iterator):
+        stateful = as_stateful(iterator)
+        if stateful is None:
             raise DataError(
                 f"the position holds an iterator's state, but the iterator of {self._what} has no set_state; resume "
                 "with the data the position was taken from"
             )
         try:
-            iterator.set_state(native_state(state))
+            stateful.set_state(native_state(state))
         except DataError:
             raise
         except Exception as error:

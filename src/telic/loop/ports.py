@@ -230,9 +230,7 @@ class Driver(Protocol):
         """Give a test for batches that one dispatch may run with the first."""
         ...
 
-    def advance(
-        self, batches: Sequence[Batch], *, epoch: int, iteration: int, fresh: bool, window: Any = None
-    ) -> None:
+    def advance(self, batches: Sequence[Batch], *, epoch: int, iteration: int, fresh: bool, window: Any = None) -> None:
         """Run batches of one shape; epoch and iteration name the first of them in errors.
 
         `window` is what the step plans for the whole window they belong to.

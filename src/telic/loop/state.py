@@ -11,7 +11,6 @@ from telic.errors import TelicError, closest
 from telic.loop.events import Counts
 from telic.loop.status import Status
 
-
 REJECTED = "rejected"
 """The metric that counts rejected attempts: listed among the others only where there are some."""
 
@@ -64,17 +63,23 @@ class Metrics(Mapping[str, Any]):
         raise KeyError(f"no metric {name!r}.{closest(name, self)} This loop has: {', '.join(self) or 'none'}")
 
     def __iter__(self) -> Iterator[str]:
-        yield from (name for name in self._names if name != REJECTED or self[name])
-        yield from (name for name in self.added if name not in self._names)
+        yield from (name for name in self._known() if name != REJECTED or self[name])
 
     def __len__(self) -> int:
-        return len(list(self))
+        return sum(1 for _ in self)
 
     def __contains__(self, name: object) -> bool:
         return name in self._names or name in self.added
 
     def __repr__(self) -> str:
-        return f"Metrics({', '.join(dict.fromkeys((*self._names, *self.added)))})"
+        return f"Metrics({', '.join(self._known())})"
+
+    def _known(self) -> list[str]:
+        return list(dict.fromkeys((*self._names, *self.added)))
+
+    def read(self) -> dict[str, Any]:
+        """Give every value, a count of no rejected attempts among them."""
+        return {name: self[name] for name in self._known()}
 
 
 def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -178,7 +183,7 @@ class LoopState:
         """Give a copy that stays valid: its arrays are its own, its metrics are read."""
         copy = self.copier or (lambda value: value)
         metrics = Metrics()
-        metrics.add(dict(self.metrics))
+        metrics.add(self.metrics.read())
         return dataclasses.replace(
             self,
             step_state=copy(self.step_state),

@@ -39,9 +39,7 @@ NAMES: dict[str, Callable[..., Metric]] = {
 _NEED_READS = ("last", "mean", "sum")
 
 
-def as_metric(
-    x: Any, name: str | None = None, *, reduce: Reduce = "mean", reads: Any = None
-) -> Metric:
+def as_metric(x: Any, name: str | None = None, *, reduce: Reduce = "mean", reads: Any = None) -> Metric:
     """Make a metric from a name, a plain function or a metric.
 
     Args:

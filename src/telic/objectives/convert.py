@@ -10,8 +10,8 @@ from telic.contract import Objective, is_marked
 from telic.objectives.from_model import FunctionObjective, Supervised
 
 _FORMS = (
-    "a loss is (targets, prediction), an objective function is (forward, variables, inputs, targets) -> (loss, output), "
-    "marked with @telic.objective where its signature does not show it"
+    "a loss is (targets, prediction), an objective function is (forward, variables, inputs, targets) -> (loss, "
+    "output), marked with @telic.objective where its signature does not show it"
 )
 
 

@@ -29,16 +29,17 @@ def found(optimizer: Any = "sgd", **options: Any) -> Any:
 
 def test_the_rate_grows_by_one_factor_and_each_loss_belongs_to_its_rate() -> None:
     """Catches a linear ramp, and losses moved by a step: the curve of gradient descent is known by hand."""
-    result = found()
+    # Below the rate 2 / curvature, where rounding shrinks as the error does.
+    result = found(high=0.05)
     assert result.rates[0] == pytest.approx(1e-4)
     ratios = np.diff(np.log(result.rates))
-    np.testing.assert_allclose(ratios, math.log(1e5) / 59, rtol=1e-6)
+    np.testing.assert_allclose(ratios, math.log(500) / 59, rtol=1e-6)
     w, expected = 0.0, []
     x, y = float(BATCH[0][0]), 3.0
     for rate in result.rates:
         expected.append((w * x - y) ** 2)
         w -= rate * 2 * (w * x - y) * x
-    np.testing.assert_allclose(result.losses, expected, rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(result.losses, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_it_stops_where_the_loss_runs_away_and_suggests_less() -> None:

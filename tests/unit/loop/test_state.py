@@ -78,3 +78,17 @@ def test_replace_changes_a_copy() -> None:
     state = LoopState(epoch=1)
     assert state.replace(epoch=2).epoch == 2
     assert state.epoch == 1
+
+
+def test_rejected_attempts_are_listed_where_there_are_some() -> None:
+    """A count of 0 in every line and history, a count that is lost, or one that a kept state no longer has."""
+    none, some = (Metrics(lambda n=n: {"loss": 1.0, "rejected": n}, ("loss", "rejected")) for n in (0.0, 2.0))
+    assert dict(none) == none.later()() == {"loss": 1.0}
+    assert len(none) == 1
+    assert none["rejected"] == 0
+    assert "rejected" in none
+    assert dict(some) == some.later()() == {"loss": 1.0, "rejected": 2.0}
+    for metrics, count in ((none, 0), (some, 2)):
+        kept = LoopState(metrics=metrics).keep()
+        assert kept.metrics["rejected"] == count
+        assert dict(kept.metrics) == dict(metrics)
