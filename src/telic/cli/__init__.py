@@ -10,6 +10,8 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import Annotated
 
+from telic.errors import CheckpointError
+
 __all__ = ["main"]
 
 _ABOUT = """Telic trains JAX models from objective functions.
@@ -45,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever read the output has gone; Python would complain once more when it closes standard output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except OSError as error:
+    except (OSError, CheckpointError) as error:
         print(f"telic: {error}", file=sys.stderr)
         return 1
 
@@ -82,7 +84,38 @@ def _dispatch(given: list[str]) -> int:
         import_module(f"{__name__}.digits").run(folder, seed=seed, epochs=epochs, plain=plain)
         return 0
 
-    return tyro.extras.subcommand_cli_from_dict({"demo": demo}, prog="telic", description=_ABOUT, args=given)
+    def verify(run: Annotated[Path, tyro.conf.Positional], /) -> int:
+        """Read every checkpoint of a run and check every byte that counts. Exit code 1 when one is damaged.
+
+        Args:
+          run: The run's directory, as it was given to telic.Checkpoints.
+        """
+        report = import_module("telic.checkpoints").verify(_existing(run))
+        print(report)
+        return 0 if report.is_fine else 1
+
+    def inspect(checkpoint: Annotated[Path, tyro.conf.Positional], /) -> int:
+        """Show what is in a checkpoint: arrays by name with shapes and dtypes, sizes, versions.
+
+        Args:
+          checkpoint: One checkpoint, or a run's directory, whose newest is taken.
+        """
+        print(import_module("telic.checkpoints").inspect(_existing(checkpoint)))
+        return 0
+
+    commands = {"demo": demo, "verify": verify, "inspect": inspect}
+    return tyro.extras.subcommand_cli_from_dict(commands, prog="telic", description=_ABOUT, args=given)
+
+
+def _existing(path: Path) -> Path:
+    """Check that a path names a directory.
+
+    Raises:
+      UsageError: It does not.
+    """
+    if not path.is_dir():
+        raise UsageError(f"{path} is no directory; give a run's directory, such as runs/mine")
+    return path
 
 
 def _is_taken(folder: Path) -> bool:

@@ -148,3 +148,45 @@ def test_demo_reads_975_of_1000_digits(folder: Path) -> None:
     assert main(["demo"]) == 0
     run = json.loads((folder / "runs" / "demo" / "run.json").read_text())
     assert run["result"]["validation_accuracy"] >= 0.975
+
+
+def saved_run(folder: Path) -> Path:
+    import jax.numpy as jnp
+    import numpy as np
+
+    import telic
+
+    pair = (lambda key, x: {"w": jnp.zeros((2, 1))}, lambda params, x: x @ params["w"])
+    trainer = telic.Trainer(
+        telic.supervised(pair, "mean_squared_error"), "sgd", key=0, checkpoints=telic.Checkpoints(folder / "run")
+    )
+    batch = (np.ones((4, 2), np.float32), np.ones((4, 1), np.float32))
+    trainer.fit([batch] * 3, steps=3, log_every=0, checkpoint_every=2)
+    return folder / "run"
+
+
+def test_verify_reads_every_checkpoint_and_says_which_is_damaged(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Catches a scrub that calls a damaged checkpoint whole, or that ends with 0 all the same."""
+    run = saved_run(folder)
+    assert main(["verify", str(run)]) == 0
+    assert "2 whole, 0 damaged" in capsys.readouterr().out
+    largest = max((p for p in run.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[:-7])
+    assert main(["verify", str(run)]) == 1
+    assert "damaged" in capsys.readouterr().out
+
+
+def test_inspect_shows_arrays_and_a_wrong_path_is_a_message(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Catches a traceback for a path that is no run."""
+    run = saved_run(folder)
+    assert main(["inspect", str(run)]) == 0
+    assert "variables/params/w  float32[2, 1]" in capsys.readouterr().out
+    assert main(["inspect", str(folder / "nothing")]) == 2
+    assert "is no directory" in capsys.readouterr().err
+    (folder / "empty").mkdir()
+    assert main(["inspect", str(folder / "empty")]) == 1
+    assert "is no checkpoint" in capsys.readouterr().err
