@@ -132,8 +132,13 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reference to every batch of the run: memory that grows with it."""
     loop = trainer().loop(log=0)
     drivers: list[Any] = []
-    made = loop._make_driver
-    monkeypatch.setattr(loop, "_make_driver", lambda *a, **k: drivers.append(made(*a, **k)) or drivers[0])
+    start = StepDriver.start
+
+    def noted(self: StepDriver, *arguments: Any, **options: Any) -> None:
+        drivers.append(self)
+        start(self, *arguments, **options)
+
+    monkeypatch.setattr(StepDriver, "start", noted)
     most: list[int] = []
     recent = lambda: drivers[0]._recent
     loop.handle_event("iteration_completed", lambda _: most.append(sum(len(g) for _, g, _ in recent()._groups)))

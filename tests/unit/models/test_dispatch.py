@@ -50,7 +50,6 @@ def test_a_class_is_refused_with_what_to_write(kind: type, advice: str) -> None:
         (jnp.sin, 3),
         (jnp.sin, jnp.sin, jnp.sin),
     ],
-    ids=repr,
 )
 def test_anything_else_names_the_forms(value: Any) -> None:
     """Catches an optimizer or a loss being taken for a model, and an error that does not say what a model is."""
