@@ -63,6 +63,4 @@ def test_a_window_cut_short_by_a_handler_is_given_up() -> None:
     final = loop.run(data)
     assert int(final.step_state.updates) == 1
     whole = trainer.loop(log=0).run(data, iterations=3)
-    np.testing.assert_array_equal(
-        final.step_state.variables["params"]["w"], whole.step_state.variables["params"]["w"]
-    )
+    np.testing.assert_array_equal(final.step_state.variables["params"]["w"], whole.step_state.variables["params"]["w"])

@@ -178,9 +178,7 @@ def test_verify_reads_every_checkpoint_and_says_which_is_damaged(
     assert "damaged" in capsys.readouterr().out
 
 
-def test_inspect_shows_arrays_and_a_wrong_path_is_a_message(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inspect_shows_arrays_and_a_wrong_path_is_a_message(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Catches a traceback for a path that is no run."""
     run = saved_run(folder)
     assert main(["inspect", str(run)]) == 0

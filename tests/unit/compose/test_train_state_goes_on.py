@@ -12,9 +12,7 @@ from telic.data import columns
 
 def make_trainer(accumulate: int = 1) -> telic.Trainer:
     pair = (lambda key, x: {"w": jax.random.normal(key, (3, 1))}, lambda params, x: x @ params["w"])
-    return telic.Trainer(
-        telic.supervised(pair, "mean_squared_error"), optax.adam(0.1), key=0, accumulate=accumulate
-    )
+    return telic.Trainer(telic.supervised(pair, "mean_squared_error"), optax.adam(0.1), key=0, accumulate=accumulate)
 
 
 def make_data() -> telic.data.Dataset:
@@ -25,7 +23,7 @@ def make_data() -> telic.data.Dataset:
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_two_steps_and_two_more_are_four(accumulate: int) -> None:
-    """Catches data read again from its start, steps counted as further ones, a key used twice (objectives.md row 52)."""
+    """Catches data read again from its start, steps counted as further ones, a key used twice (row 52)."""
     straight = make_trainer(accumulate).fit(make_data(), steps=7, log_every=0)
     half = make_trainer(accumulate).fit(make_data(), steps=3, log_every=0)
     whole = make_trainer(accumulate).fit(make_data(), steps=7, log_every=0, state=half)
