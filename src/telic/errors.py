@@ -104,6 +104,14 @@ class ReplayWarning(UserWarning):
     """A loss whose windows are exact only by running each microbatch twice."""
 
 
+class ShapeWarning(UserWarning):
+    """Shapes that a loss may broadcast into something nobody asked for."""
+
+
+class RejectedWarning(UserWarning):
+    """A run ended, and not one of its attempts was accepted."""
+
+
 class CaptureWarning(UserWarning):
     """A large array is compiled into the program as a constant."""
 

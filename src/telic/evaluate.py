@@ -52,9 +52,12 @@ class ObjectiveLoss:
         return statistic.add(a, b)
 
     def compute(self, acc: PyTree) -> Any:
-        """Reduce the pooled statistics."""
+        """Reduce the pooled statistics; without data there is no loss, and the value is NaN."""
         pooled, by_rows = acc
-        return statistic.reduce(self.objective, pooled)[0] if by_rows is None else by_rows.value()
+        if by_rows is not None:
+            return by_rows.measured()
+        value, has_data = statistic.reduce(self.objective, pooled)
+        return jnp.where(has_data, value, jnp.nan)
 
 
 class EvaluationDriver(Driver, Protocol):

@@ -68,6 +68,10 @@ class Mean:
         """Say whether the mass is positive."""
         return jnp.asarray(self.mass) > 0
 
+    def measured(self) -> Array:
+        """Give total / mass for a report: NaN where there is no data, so that nothing takes it for a good score."""
+        return jnp.where(jnp.asarray(self.mass) != 0, self.value(), jnp.nan)
+
     def merge(self, other: "Mean") -> "Mean":
         """Give the Mean of both sets of terms."""
         return Mean(self.total + other.total, self.mass + other.mass)

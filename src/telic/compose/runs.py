@@ -109,6 +109,8 @@ def run_loop(parts: Parts, data: Any, request: Request) -> Generator[LoopState, 
         yield from engine.stream()
         if session is not None:
             session.finish(engine.state)
+        if isinstance(parts.program, TrainStep):
+            parts.program.warn_if_idle(engine.state.step_state)
         engine.state.read_accumulators = None
         return engine.state
     except NonFiniteError as error:

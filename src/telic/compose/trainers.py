@@ -67,6 +67,11 @@ class Trainer:
                 f"Trainer takes an Objective, got {type(objective).__name__}; from a model and a loss make one with "
                 "telic.supervised(model, loss)"
             )
+        if not getattr(objective, "has_loss", True):
+            raise TypeError(
+                "a trainer needs a loss: a name such as 'mean_squared_error', a function (targets, prediction), or an "
+                "objective function; None serves eval_step and evaluator only"
+            )
         _check_count("accumulate", accumulate)
         _check_count("max_rejected", max_rejected)
         if microbatch is not None:

@@ -65,11 +65,13 @@ def host_batch(batch: Batch, where: str) -> Batch:
         elif isinstance(leaf, (bool, int, float, complex)):
             arrays += 1
             leaf = np.asarray(leaf)
+            _check_fits(leaf, where, path)
         elif is_array(leaf):
             arrays += 1
             leaf = _to_numpy(leaf)
             if not is_numeric(leaf.dtype):
                 raise _not_numbers(where, path, f"dtype {leaf.dtype}")
+            _check_fits(leaf, where, path)
         out.append(leaf)
     if not arrays:
         raise DataError(
@@ -77,6 +79,18 @@ def host_batch(batch: Batch, where: str) -> Batch:
             "batches, not one by one"
         )
     return jax.tree_util.tree_unflatten(structure, out)
+
+
+def _check_fits(leaf: Any, where: str, path: Any) -> None:
+    """Refuse 64-bit integers that JAX would cut to 32 bits."""
+    if leaf.dtype not in (np.int64, np.uint64) or not leaf.size or jax.dtypes.canonicalize_dtype(leaf.dtype) == leaf.dtype:
+        return
+    low, high = int(leaf.min()), int(leaf.max())
+    if low < -(2**31) or high >= (2**31 if leaf.dtype == np.int64 else 2**32):
+        raise DataError(
+            f"{where}: leaf {path_name(path) or 'the batch itself'} holds {leaf.dtype} values from {low} to {high}, "
+            "which do not fit 32 bits; make them smaller, use floats, or enable jax_enable_x64"
+        )
 
 
 def _not_numbers(where: str, path: Any, kind: str) -> DataError:

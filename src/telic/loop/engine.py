@@ -5,6 +5,7 @@ It knows when; the driver knows how. Everything that computes, places or stores 
 
 import itertools
 import logging
+import reprlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -566,6 +567,13 @@ class Engine:
         state = self.state
         try:
             answer = attachment.handler(state)
+        except StopIteration as error:
+            # It would end the run's generator; a handler means something else by it.
+            raise RuntimeError(
+                f"handler {attachment.name} at event {attachment.event!r} raised StopIteration, epoch {state.epoch}, "
+                f"iteration {state.iteration}: use next(iterator, default) in it, or "
+                "return telic.HALT_LOOP to end the run"
+            ) from error
         except Exception as error:
             error.add_note(
                 f"raised by handler {attachment.name} at event {attachment.event!r}, epoch {state.epoch}, "
@@ -591,7 +599,8 @@ class Engine:
             case _:
                 raise ContractError(
                     f"handler {attachment.name} at event {attachment.event!r} must return None, a status "
-                    f"(telic.CONTINUE, HALT_EPOCH, HALT_LOOP), a LoopState or (status, LoopState), got {answer!r}"
+                    f"(telic.CONTINUE, HALT_EPOCH, HALT_LOOP), a LoopState or (status, LoopState), got "
+                    f"{reprlib.repr(answer)}"
                 )
 
     def _take(self, new: LoopState) -> None:

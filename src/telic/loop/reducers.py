@@ -121,7 +121,7 @@ class _Reported:
         return a.merge(b)
 
     def compute(self, acc: Mean) -> Any:
-        return acc.value()
+        return acc.measured()
 
 
 @dataclass(frozen=True)

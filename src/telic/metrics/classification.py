@@ -78,7 +78,7 @@ def accuracy(
     def statistics(targets: Any, prediction: Any, *, weights: Any = None) -> Mean:
         return mean_of(_correct(name, targets, prediction, threshold, from_logits), weights)
 
-    return StatisticsMetric(name=name, statistics=statistics, finish=Mean.value, reads=reads, mode="max")
+    return StatisticsMetric(name=name, statistics=statistics, finish=Mean.measured, reads=reads, mode="max")
 
 
 def token_accuracy(
@@ -102,7 +102,7 @@ def token_accuracy(
         right = jnp.argmax(jnp.asarray(prediction), axis=-1) == ids
         return mean_of(right, weights, keep=None if ignore is None else ids != ignore)
 
-    return StatisticsMetric(name=name, statistics=statistics, finish=Mean.value, reads=reads, mode="max")
+    return StatisticsMetric(name=name, statistics=statistics, finish=Mean.measured, reads=reads, mode="max")
 
 
 def top_k_accuracy(
@@ -141,7 +141,7 @@ def top_k_accuracy(
         ahead = ~(scores <= own) | ((scores == own) & earlier)
         return mean_of(known & (ahead.sum(axis=-1) < k), weights)
 
-    return StatisticsMetric(name=name, statistics=statistics, finish=Mean.value, reads=reads, mode="max")
+    return StatisticsMetric(name=name, statistics=statistics, finish=Mean.measured, reads=reads, mode="max")
 
 
 def _counts(

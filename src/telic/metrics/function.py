@@ -157,14 +157,14 @@ class FunctionMetric:
                 return merge_sums(a, b)
 
     def compute(self, acc: PyTree) -> Any:
-        """Give the value; a mean without mass and a sum of nothing are 0."""
+        """Give the value; a mean without mass is NaN, a sum of nothing is 0."""
         match self.reduce:
             case "last" | (_, _):
                 return acc.value
             case "running_sum":
                 return sum_values(acc)
             case _:
-                return sum_values(acc).value()
+                return sum_values(acc).measured()
 
     def _value(self, args: tuple[Any, ...], weights: Any) -> PyTree:
         return self.fn(*args, weights=weights) if self.of_metric else self.fn(*args)

@@ -142,7 +142,7 @@ def perplexity(
                 )
 
     return StatisticsMetric(
-        name=name, statistics=statistics, finish=lambda mean: jnp.exp(mean.value()), reads=reads, mode="min"
+        name=name, statistics=statistics, finish=lambda mean: jnp.exp(mean.measured()), reads=reads, mode="min"
     )
 
 

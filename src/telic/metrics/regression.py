@@ -30,12 +30,12 @@ def mean_absolute_error(
     name: str = "mean_absolute_error", *, reads: Reads = TARGETS_AND_PREDICTION
 ) -> StatisticsMetric:
     """Make the mean of |prediction - target| over all elements."""
-    return StatisticsMetric(name=name, statistics=_errors(name, jnp.abs), finish=Mean.value, reads=reads, mode="min")
+    return StatisticsMetric(name=name, statistics=_errors(name, jnp.abs), finish=Mean.measured, reads=reads, mode="min")
 
 
 def mean_squared_error(name: str = "mean_squared_error", *, reads: Reads = TARGETS_AND_PREDICTION) -> StatisticsMetric:
     """Make the mean of (prediction - target)² over all elements."""
-    return StatisticsMetric(name=name, statistics=_errors(name, jnp.square), finish=Mean.value, reads=reads, mode="min")
+    return StatisticsMetric(name=name, statistics=_errors(name, jnp.square), finish=Mean.measured, reads=reads, mode="min")
 
 
 def root_mean_squared_error(
@@ -44,7 +44,7 @@ def root_mean_squared_error(
     """Make the root of the mean squared error over all elements: one root, of the whole, not a mean of roots."""
     statistics = _errors(name, jnp.square)
     return StatisticsMetric(
-        name=name, statistics=statistics, finish=lambda mean: jnp.sqrt(mean.value()), reads=reads, mode="min"
+        name=name, statistics=statistics, finish=lambda mean: jnp.sqrt(mean.measured()), reads=reads, mode="min"
     )
 
 

@@ -33,6 +33,8 @@ def supervised_fields(batch: Batch, *, needs_targets: bool = True) -> Fields:
       DataError: It has none of the accepted forms.
     """
     match batch:
+        case (_, None, *_) if needs_targets and len(batch) <= 3:
+            got = "None in place of the targets"
         case (inputs, targets):
             return Fields(inputs, targets, None)
         case (inputs, targets, weights):

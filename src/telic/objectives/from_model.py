@@ -13,8 +13,8 @@ import numpy as np
 
 from telic import tree
 from telic.contract import Aux, Objective, Step, loss_mean
-from telic.errors import ContractError, DataError, ShapeError, VariablesWarning
-from telic.mean import Mean, Terms
+from telic.errors import ContractError, DataError, ShapeError, ShapeWarning, VariablesWarning
+from telic.mean import Mean, Terms, spread_weights
 from telic.models import Forward, adapt
 from telic.objectives.fields import Fields, supervised_fields
 from telic.types import Batch, Key, Variables
@@ -171,7 +171,7 @@ class Supervised(ModelObjective):
         if self._loss is None:
             value: Any = Mean(jnp.zeros(()), jnp.zeros(()))
         else:
-            value = self._loss(fields.targets, output.prediction)
+            value = self._loss(_without_dropped(fields), output.prediction)
             _check_broadcast(value, fields.targets, output.prediction)
         return _statistics(value, fields), _aux(output, fields, step)
 
@@ -215,6 +215,20 @@ def _kind(value: Any) -> str:
     return f"an array of shape {value.shape}" if isinstance(value, jax.Array) else type(value).__name__
 
 
+def _without_dropped(fields: Fields) -> Any:
+    """Give the targets with 0 in the rows of weight 0: what stands there, NaN included, reaches no gradient."""
+    weights = fields.weights
+    if weights is None:
+        return fields.targets
+
+    def one(target: Any) -> Any:
+        if not tree.is_float(target) or jnp.shape(weights) != jnp.shape(target)[: jnp.ndim(weights)]:
+            return target
+        return jnp.where(spread_weights(weights, target) != 0, target, 0)
+
+    return jax.tree.map(one, fields.targets)
+
+
 def _check_broadcast(value: Any, targets: Any, prediction: Any) -> None:
     """Refuse a loss that compares every target with every prediction, which trains to nonsense without a word.
 
@@ -229,6 +243,15 @@ def _check_broadcast(value: Any, targets: Any, prediction: Any) -> None:
         raise ShapeError(
             f"the loss compared each of {rows} targets with each prediction: targets {targets.shape} and prediction "
             f"{prediction.shape} gave losses {value.shape}; make both one shape, as with prediction[..., 0]"
+        )
+    if rows > 1 and shapes == {(rows,), (rows, 1)} and value.ndim == 0:
+        # A scalar does not show what was compared with what; a loss may have squeezed by itself.
+        warnings.warn(
+            f"targets {targets.shape} and prediction {prediction.shape} differ by a last axis of 1, and the loss is a "
+            f"scalar: if it compares them as they are, it compares each of {rows} targets with each prediction. Make "
+            "both one shape, as with prediction[..., 0]",
+            ShapeWarning,
+            stacklevel=2,
         )
 
 

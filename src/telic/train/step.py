@@ -6,6 +6,7 @@ have mass. With one attempt per window the two are one select, and no sums are k
 """
 
 import dataclasses
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ import optax
 
 from telic import ema, tree
 from telic.contract import Objective, Result, Step, owns_statistics
-from telic.errors import ContractError, NonFiniteError, ReplayWarning
+from telic.errors import ContractError, NonFiniteError, RejectedWarning, ReplayWarning
 from telic.mean import Terms
 from telic.precision import Dynamic, Identity, LossScale, Policy
 from telic.train import slices
@@ -124,6 +125,8 @@ class TrainStep:
                 f"leaves {', '.join(tree.leaf_names(trained))}, and None at each leaf that is not trained"
             ) from error
         spec = self.objective.ema
+        if spec is not None and not isinstance(spec, ema.EMASpec):  # pyright: ignore[reportUnnecessaryIsInstance] users' input
+            raise TypeError(f"objective.ema must be a telic.EMASpec, got {spec!r}; write telic.EMASpec(decay=0.999)")
         everything = {**jax.tree.map(lambda _: None, variables), "params": trained}
         return TrainState(
             variables=variables,
@@ -664,14 +667,29 @@ class TrainStep:
             cause += " A mass is negative: masses count data, so they are 0 or more."
         if "plan" in bad:
             cause += " The window's masses are not those it was planned with: give window_of exactly its batches."
+        seen = f"The last finite loss was {last:.6g}." if math.isfinite(last) else "No loss was finite before it."
         shown = ", ".join(bad[:6]) + (f", ... ({len(bad)} in all)" if len(bad) > 6 else "")
         raise NonFiniteError(
             f"training stopped after {count} in a row: not finite in attempt {attempt}: {shown}. "
-            f"The last finite loss was {last:.6g}.{cause} The state holds what was committed before. "
+            f"{seen}{cause} The state holds what was committed before. "
             "Look at that batch (error.batch), lower the learning rate, clip the gradient, or raise max_rejected.",
             leaves=bad,
             attempt=attempt,
             state=state,
+        )
+
+    def warn_if_idle(self, state: TrainState) -> None:
+        """Warn at the end of a run that made attempts and accepted none of them."""
+        record = state.rejections
+        if int(state.microbatches) or not int(record.total):
+            return
+        finite = jax.device_get(record.finite).tolist()
+        bad = [name for name, ok in zip(self.checked_names(state), finite, strict=True) if not ok]
+        warnings.warn(
+            f"all {int(record.total)} attempts of this run were rejected, so nothing was trained: not finite in the "
+            f"last: {', '.join(bad[:6])}. Look at the data (NaN? class ids out of range?) and at the loss",
+            RejectedWarning,
+            stacklevel=2,
         )
 
     def checked_names(self, state: TrainState) -> tuple[str, ...]:
