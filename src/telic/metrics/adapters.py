@@ -70,7 +70,8 @@ def as_foreign(x: Any, name: str | None, reads: Any) -> "ClassMetric | ObjectMet
       ContractError: What the parameters take is not known.
     """
     made = type(x).__name__ if isinstance(x, nnx.Metric) else x.__name__
-    if name is None and made.startswith("_"):
+    if name is None and made.lstrip("_") in ("FromOutput", "FromFun"):
+        # clu makes these classes; all of one kind would have one name.
         raise ValueError(f"must provide name for a metric made from {made}: name='...'")
     label = made.lower() if name is None else name
     if isinstance(x, nnx.Metric):
