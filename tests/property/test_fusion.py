@@ -60,8 +60,14 @@ def assert_same(a: Any, b: Any) -> None:
     assert (a.epoch, a.iteration, a.total_iterations) == (b.epoch, b.iteration, b.total_iterations)
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])
-@pytest.mark.parametrize("every", [None, 1, 4])
+@pytest.mark.parametrize(
+    ("accumulate", "every"),
+    [
+        (1, None),
+        (3, 4),
+        *(pytest.param(k, n, marks=pytest.mark.exhaustive) for k, n in ((1, 1), (1, 4), (3, None), (3, 1))),
+    ],
+)
 def test_groups_of_any_length_give_the_bits_of_one_by_one(accumulate: int, every: int | None) -> None:
     """Would catch a step that reads the wrong batch of a group, a window or metric that a group cuts, a lost event."""
     data = batches(23, last=5, poison=[4, 5, 22])

@@ -83,7 +83,8 @@ def host_batch(batch: Batch, where: str) -> Batch:
 
 def _check_fits(leaf: Any, where: str, path: Any) -> None:
     """Refuse 64-bit integers that JAX would cut to 32 bits."""
-    if leaf.dtype not in (np.int64, np.uint64) or not leaf.size or jax.dtypes.canonicalize_dtype(leaf.dtype) == leaf.dtype:
+    is_long = leaf.dtype in (np.int64, np.uint64) and jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype
+    if not is_long or not leaf.size:
         return
     low, high = int(leaf.min()), int(leaf.max())
     if low < -(2**31) or high >= (2**31 if leaf.dtype == np.int64 else 2**32):

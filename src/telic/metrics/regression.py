@@ -35,7 +35,9 @@ def mean_absolute_error(
 
 def mean_squared_error(name: str = "mean_squared_error", *, reads: Reads = TARGETS_AND_PREDICTION) -> StatisticsMetric:
     """Make the mean of (prediction - target)² over all elements."""
-    return StatisticsMetric(name=name, statistics=_errors(name, jnp.square), finish=Mean.measured, reads=reads, mode="min")
+    return StatisticsMetric(
+        name=name, statistics=_errors(name, jnp.square), finish=Mean.measured, reads=reads, mode="min"
+    )
 
 
 def root_mean_squared_error(

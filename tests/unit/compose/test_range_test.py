@@ -84,6 +84,7 @@ def test_the_steepest_descent_is_suggested() -> None:
     assert suggested(rates, [5.0, 5.0, 4.5, 2.0, 1.0, 0.9, 50.0]) == pytest.approx(1e-2)
 
 
+@pytest.mark.slow
 def test_it_trains_real_digits() -> None:
     """Catches a suggestion that is one in name only: a hundredth of it learns less in the same time."""
     data = telic.data.columns(telic.data.digits_split("train", flat=True), batch=64)
