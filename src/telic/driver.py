@@ -669,26 +669,29 @@ def check_constants(closed: Any, program: Any) -> None:
 
 
 def _constants(closed: Any) -> list[Any]:
+    """Give the arrays that a traced program, sub-programs included, holds as constants."""
     found: list[Any] = []
+    for program in _programs(closed):
+        found += [c for c in getattr(program, "consts", ()) if hasattr(c, "nbytes")]
+        literals = (v for eqn in program.eqns for v in eqn.invars if isinstance(v, jax.extend.core.Literal))
+        found += [v.val for v in literals if hasattr(v.val, "nbytes")]
+    return found
+
+
+def _programs(closed: Any) -> Iterator[Any]:
+    """Give a traced program and its sub-programs. With JAX 0.12 a closed program and an open one are one class."""
     seen: set[int] = set()
-    todo = [closed]
+    todo: list[Any] = [closed]
     while todo:
         item = todo.pop()
         if id(item) in seen:
             continue
         seen.add(id(item))
-        if isinstance(item, jax.extend.core.ClosedJaxpr):
-            found += [c for c in item.consts if hasattr(c, "nbytes")]
-            todo.append(item.jaxpr)
-        elif isinstance(item, jax.extend.core.Jaxpr):
-            for eqn in item.eqns:
-                found += [
-                    v.val for v in eqn.invars if isinstance(v, jax.extend.core.Literal) and hasattr(v.val, "nbytes")
-                ]
-                todo += list(eqn.params.values())
+        if isinstance(item, jax.extend.core.ClosedJaxpr | jax.extend.core.Jaxpr):
+            yield item
+            todo += [value for eqn in item.eqns for value in eqn.params.values()]
         elif isinstance(item, tuple | list):
             todo += list(item)
-    return found
 
 
 def _no_plan(state: PyTree, batches: Sequence[Batch]) -> None:
@@ -717,25 +720,7 @@ def _stacked(batches: Sequence[Batch], room: int) -> Batch:
 
 def _uses_convolution(closed: Any) -> bool:
     """Say whether a traced program, sub-programs included, holds a convolution."""
-    return any(eqn.primitive.name == "conv_general_dilated" for eqn in _equations(closed))
-
-
-def _equations(closed: Any) -> Iterator[Any]:
-    seen: set[int] = set()
-    todo: list[Any] = [closed]
-    while todo:
-        item = todo.pop()
-        if id(item) in seen:
-            continue
-        seen.add(id(item))
-        if isinstance(item, jax.extend.core.ClosedJaxpr):
-            todo.append(item.jaxpr)
-        elif isinstance(item, jax.extend.core.Jaxpr):
-            for eqn in item.eqns:
-                yield eqn
-                todo += list(eqn.params.values())
-        elif isinstance(item, tuple | list):
-            todo += list(item)
+    return any(eqn.primitive.name == "conv_general_dilated" for p in _programs(closed) for eqn in p.eqns)
 
 
 @functools.cache
