@@ -113,7 +113,8 @@ def test_what_is_forgotten_is_noticed(
     assert differing(whole, run(**options)) != []
 
 
-@pytest.mark.slow
+@pytest.mark.endurance
+@pytest.mark.timeout(0)
 @pytest.mark.parametrize("name", SHORT)
 def test_resume_at_every_step(name: str, tmp_path: Path) -> None:
     """Catches a fault of one place only: an epoch's first step, its last, the step after a short window."""
@@ -125,7 +126,8 @@ def test_resume_at_every_step(name: str, tmp_path: Path) -> None:
         assert differing(whole, again) == [], f"resumed at step {step}"
 
 
-@pytest.mark.slow
+@pytest.mark.endurance
+@pytest.mark.timeout(0)
 @pytest.mark.parametrize("data", ["columns", "grain"])
 def test_stopped_at_every_iteration(data: str, tmp_path: Path) -> None:
     """Catches an iteration at which a signal loses or repeats something, with every part that has a memory."""

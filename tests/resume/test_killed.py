@@ -87,8 +87,13 @@ def test_killed_stopped_and_started_again(tmp_path: Path) -> None:
     assert verify(directory).is_fine
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [{"model": "conv"}, {"data": "grain", "early_stop": True}], ids=["conv", "grain"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"model": "conv"}, id="conv", marks=pytest.mark.slow),
+        pytest.param({"data": "grain", "early_stop": True}, id="grain", marks=pytest.mark.endurance),
+    ],
+)
 def test_killed_at_every_point(options: dict[str, Any], tmp_path: Path) -> None:
     """Catches a moment of a save, a restore or a clean-up at which death loses the run; every point must be hit."""
     options = {**SMALL, **options}
@@ -106,7 +111,8 @@ def test_killed_at_every_point(options: dict[str, Any], tmp_path: Path) -> None:
         assert finished(directory, **options) == whole, point
 
 
-@pytest.mark.exhaustive
+@pytest.mark.endurance
+@pytest.mark.timeout(0)
 def test_killed_at_random(tmp_path: Path) -> None:
     """Catches an instant nobody thought of: 200 kills at random times, none of which may cost a bit or a start."""
     options: dict[str, Any] = {**SMALL, "epochs": 6, "pause": 0.02}
