@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
 
 import telic
 from telic.errors import DataError, RejectedWarning, ShapeWarning
@@ -111,3 +112,16 @@ def test_an_answer_that_is_nonsense_is_shown_short() -> None:
     with pytest.raises(telic.errors.ContractError) as error:
         loop.run(GOOD)
     assert len(str(error.value)) < 600
+
+
+def test_a_batch_norm_without_a_flag_says_which_flag() -> None:
+    """Flax asks for a constructor argument, which would freeze the statistics."""
+
+    class NoFlag(nn.Module):
+        @nn.compact
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return nn.Dense(1)(nn.BatchNorm()(x))
+
+    with pytest.raises(ValueError, match="use_running_average") as error:
+        telic.trainer(NoFlag(), MSE, "sgd", log=0).run(GOOD)
+    assert any("train: bool" in note for note in error.value.__notes__)

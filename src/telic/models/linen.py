@@ -78,7 +78,16 @@ class LinenModel:
         args, kwargs = self.call.arguments(inputs)
 
         def run(module: Any) -> Any:
-            return module(*args, **kwargs, **self.call.switches(train))
+            try:
+                return module(*args, **kwargs, **self.call.switches(train))
+            except ValueError as error:
+                if "use_running_average" in str(error) or "deterministic" in str(error):
+                    error.add_note(
+                        "A module with BatchNorm or Dropout takes a flag, which telic sets: write "
+                        "def __call__(self, x, train: bool) and pass use_running_average=not train, "
+                        "deterministic=not train"
+                    )
+                raise
 
         return run
 
