@@ -20,7 +20,7 @@ from telic.loop.cursor import open_slot, owes_step
 from telic.loop.filters import Filter, Firing, always
 from telic.loop.ports import Agree, Driver, Keeper, Position, Source, View
 from telic.loop.state import LoopState, Metrics, scalars
-from telic.loop.status import CONTINUE, HALT_EPOCH, HALT_LOOP, Status
+from telic.loop.status import CONTINUE, HALT_LOOP, Status
 from telic.types import Batch
 
 Handler = Callable[[LoopState], Any]
@@ -640,21 +640,3 @@ def check_totals(epochs: int | None, steps: int | None, iterations: int | None) 
             f"iterations= limits the batches of an epoch and steps= the updates of the run: got {iterations} and "
             f"{steps}; give one"
         )
-
-
-def empty_epoch(epoch: int) -> DataError:
-    """Build the error for an epoch without batches."""
-    return DataError(f"epoch {epoch} had no batches; pass a list, a Dataset, or a function of the epoch that has some")
-
-
-__all__: Sequence[str] = [
-    "CONTINUE",
-    "HALT_EPOCH",
-    "HALT_LOOP",
-    "Attachment",
-    "Engine",
-    "Handler",
-    "Plan",
-    "check_totals",
-    "empty_epoch",
-]

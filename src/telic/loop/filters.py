@@ -190,10 +190,24 @@ class _When(Filter):
 
 
 @dataclass(frozen=True)
-class _Both(Filter):
+class _Pair(Filter):
     left: Filter
     right: Filter
 
+    @property
+    def uses_last(self) -> bool:
+        return self.left.uses_last or self.right.uses_last
+
+    @property
+    def is_static(self) -> bool:
+        return self.left.is_static and self.right.is_static
+
+    def fresh(self) -> Filter:
+        return type(self)(self.left.fresh(), self.right.fresh())
+
+
+@dataclass(frozen=True)
+class _Both(_Pair):
     def fires(self, firing: Firing) -> bool:
         # Both sides are asked, so that a clock on one side is read whatever the other says.
         left, right = self.left.fires(firing), self.right.fires(firing)
@@ -213,23 +227,9 @@ class _Both(Filter):
             at = max(left, right) - 1
         return at + 1
 
-    @property
-    def uses_last(self) -> bool:
-        return self.left.uses_last or self.right.uses_last
-
-    @property
-    def is_static(self) -> bool:
-        return self.left.is_static and self.right.is_static
-
-    def fresh(self) -> Filter:
-        return _Both(self.left.fresh(), self.right.fresh())
-
 
 @dataclass(frozen=True)
-class _Either(Filter):
-    left: Filter
-    right: Filter
-
+class _Either(_Pair):
     def fires(self, firing: Firing) -> bool:
         left, right = self.left.fires(firing), self.right.fires(firing)
         return left or right
@@ -237,17 +237,6 @@ class _Either(Filter):
     def next_fire(self, count: int, epoch_count: int | None = None) -> int | None:
         both = [f.next_fire(count, epoch_count) for f in (self.left, self.right)]
         return min((n for n in both if n is not None), default=None)
-
-    @property
-    def uses_last(self) -> bool:
-        return self.left.uses_last or self.right.uses_last
-
-    @property
-    def is_static(self) -> bool:
-        return self.left.is_static and self.right.is_static
-
-    def fresh(self) -> Filter:
-        return _Either(self.left.fresh(), self.right.fresh())
 
 
 @dataclass(frozen=True)
