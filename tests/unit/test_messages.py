@@ -18,6 +18,14 @@ TWO = (lambda key, x: {"w": jnp.zeros((3, 2))}, lambda params, x: (x @ params["w
 NAMED = (lambda key, x: {"w": jnp.zeros((3, 2))}, lambda params, x: {"a": x @ params["w"]})
 
 
+class TwoArguments(nn.Module):
+    """Requires more than one input."""
+
+    @nn.compact
+    def __call__(self, x: Any, scale: Any) -> Any:
+        return nn.Dense(2)(x) * scale
+
+
 def make(loss: Any = "mse", optimizer: Any = "adam", *, model: Any = None, **options: Any) -> telic.Loop:
     return telic.trainer(nn.Dense(2) if model is None else model, loss, optimizer, log=0, **options)
 
@@ -59,6 +67,14 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         r"telic\.supervised\(model, loss\)",
     ),
     "an optimizer not called": (lambda: make(optimizer=telic.optimizers.adam), r"call it: adam\(\)"),
+    "averaging microbatches": (lambda: make(optimizer=optax.MultiSteps(optax.sgd(0.1), 2)), r"accumulate=K"),
+    "a line search": (lambda: make(optimizer=optax.lbfgs()).run(BATCH), r"asks for arguments .*linesearch=None"),
+    "a model of two arguments": (
+        lambda: make(model=TwoArguments()).run(BATCH),
+        r"requires 2 arguments \(x, scale\), and a batch's inputs are one array \(8, 3\)",
+    ),
+    "a tuple that is too short": (lambda: make(model=TwoArguments()).run([((X,), Y)]), "inputs are a tuple of 1"),
+    "other names": (lambda: make(model=TwoArguments()).run([({"x": X, "y": X}, Y)]), "inputs are a mapping with x, y"),
     "a rate for an optimizer": (lambda: make(optimizer=0.1), r"telic\.optimizers\.adam\(1e-3\), got 0\.1"),
     "a model's class": (lambda: make(model=nn.Dense), r"write Dense\(\.\.\.\)"),
     "no model": (lambda: make(model=3), r"a pair of functions .* got 3 \(int\)"),
@@ -116,6 +132,11 @@ def test_column_against_vector_is_refused(loss: Any, swap: bool) -> None:
     model, targets = (vector, Y[:, :1]) if swap else (column, Y[:, 0])
     with pytest.raises(telic.errors.ShapeError, match=r"\(8,\).*\(8, 1\)|\(8, 1\).*\(8,\)"):
         make(loss, model=model).run([(X, targets)])
+
+
+def test_line_search_left_out_trains() -> None:
+    """Catches the remedy named for a line search being no remedy."""
+    assert np.isfinite(make(optimizer=optax.lbfgs(1e-2, linesearch=None)).run(BATCH).metrics["loss"])
 
 
 def test_square_losses_of_another_kind_pass() -> None:

@@ -141,9 +141,12 @@ class Call:
         """Lay inputs out as (positional, keyword) arguments; the rule is in `Model.forward`.
 
         Raises:
-          ContractError: A mapping has all of several required names, and others that the model does not accept.
+          ContractError: A mapping has all of several required names, and others that the model does not accept; or
+            the model requires more arguments than the inputs give.
         """
         if isinstance(inputs, tuple) and self.num_positional > 1:
+            if len(inputs) < self.num_positional:  # pyright: ignore[reportUnknownArgumentType]
+                raise self._too_few(f"a tuple of {len(inputs)}")  # pyright: ignore[reportUnknownArgumentType]
             return tuple(inputs), {}  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
         if isinstance(inputs, Mapping) and self.required:
             given: dict[Any, Any] = dict(inputs)  # pyright: ignore[reportUnknownArgumentType]
@@ -156,7 +159,20 @@ class Call:
                         f"inputs have the names the model requires ({', '.join(self.required)}) and others that it "
                         f"does not accept: {', '.join(map(str, unknown))}. Drop them, or let the model take them."
                     )
+            if len(self.required) > 1:
+                raise self._too_few(f"a mapping with {', '.join(map(str, given)) or 'no names'}")
+        if len(self.required) > 1:
+            is_array = isinstance(inputs, jax.Array | np.ndarray)
+            raise self._too_few(f"one array {jnp.shape(inputs)}" if is_array else f"one {type(inputs).__name__}")
         return (inputs,), {}
+
+    def _too_few(self, got: str) -> ContractError:
+        names = ", ".join(self.required)
+        return ContractError(
+            f"the model's call requires {len(self.required)} arguments ({names}), and a batch's inputs are {got}: give "
+            f"inputs as a tuple in that order or as a mapping with those names, or give the others a default. A flag "
+            f"for training is filled by telic when it is called {', '.join(FLAGS)}"
+        )
 
     def switches(self, train: bool) -> dict[str, bool]:
         """Give the keyword arguments that say whether the call trains."""

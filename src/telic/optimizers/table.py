@@ -349,6 +349,11 @@ def get(optimizer: Any) -> optax.GradientTransformation:
             return NAMES[optimizer]()
         case optax.GradientTransformation():
             return optimizer
+        case optax.MultiSteps():
+            raise TypeError(
+                "optax.MultiSteps averages the gradients of unequal microbatches as if they were equal: give the "
+                "optimizer inside it, and accumulate=K to the trainer, which is exact for any masses"
+            )
         case _:
             called = f"; call it: {optimizer.__name__}()" if optimizer in NAMES.values() else ""
             raise TypeError(

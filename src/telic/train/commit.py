@@ -8,6 +8,7 @@ import optax
 
 from telic import tree
 from telic.contract import Objective
+from telic.errors import ContractError
 from telic.train.attempt import check_collections
 from telic.train.state import TrainState
 from telic.types import Array, PyTree, Variables
@@ -46,7 +47,7 @@ def commit(
     extra: dict[str, Any] = {"value": value}
     if qk_stats is not None:
         extra["qk_stats"] = qk_stats
-    updates, opt_state = optimizer.update(gradient, learner.opt_state, trained, **extra)
+    updates, opt_state = _update(optimizer, gradient, learner.opt_state, trained, extra)
     updates = jax.tree.map(lambda u: u * learner.rate_factor.astype(u.dtype), updates)
     trained = optax.apply_updates(trained, updates)
     new: dict[str, Any] = {**variables, "params": tree.combine(variables["params"], trained)}
@@ -60,3 +61,18 @@ def commit(
     return state.replace(
         variables=new, opt_state=opt_state, ema=average, updates=learner.updates + jnp.asarray(1, jnp.int32)
     )
+
+
+def _update(
+    optimizer: optax.GradientTransformationExtraArgs, gradient: PyTree, opt_state: PyTree, trained: PyTree, extra: Any
+) -> tuple[PyTree, PyTree]:
+    try:
+        return optimizer.update(gradient, opt_state, trained, **extra)
+    except TypeError as error:
+        if "required keyword-only argument" not in str(error):
+            raise
+        raise ContractError(
+            f"the optimizer's update asks for arguments that a step does not have; it gives {', '.join(extra)} "
+            f"({error}). A line search, as in optax.lbfgs(), evaluates the loss again itself: use "
+            "optax.lbfgs(learning_rate, linesearch=None), or an optimizer that needs the gradient alone"
+        ) from error
