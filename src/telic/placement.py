@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from telic.types import Batch
+from telic.types import Batch, PyTree
 
 
 class SingleDevice:
@@ -19,6 +19,15 @@ class SingleDevice:
         if not fresh:
             batch = jax.tree.map(_copied, batch)
         return jax.device_put(batch)
+
+    def gather(self, values: PyTree) -> PyTree:
+        """Give values as NumPy arrays on the host."""
+        return jax.device_get(values)
+
+    @property
+    def leads(self) -> bool:
+        """True: the one process decodes and writes."""
+        return True
 
 
 def _copied(leaf: Any) -> Any:

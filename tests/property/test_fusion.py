@@ -78,6 +78,24 @@ def test_groups_of_any_length_give_the_bits_of_one_by_one(accumulate: int, every
     assert int(single.step_state.rejections.total) == 6
 
 
+@pytest.mark.parametrize("kind", ["function", pytest.param("columns", marks=pytest.mark.exhaustive)])
+def test_reading_ahead_changes_no_bit_and_no_position(kind: str) -> None:
+    """Would catch a batch that is lost, read twice or overwritten when an epoch is halted with more read ahead."""
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(200, 5)).astype(np.float32), rng.integers(0, 4, 200).astype(np.int32)
+    columns = telic.data.columns({"inputs": x, "targets": y}, batch=8)
+    whole = batches(25, poison=[3])
+    ends: list[Any] = []
+    for fuse in (True, False):
+        trainer = telic.Trainer(telic.supervised(Net(), "softmax_cross_entropy"), optax.adamw(1e-2), key=0)
+        loop = trainer.loop(log=0, fuse=fuse).metric("accuracy")
+        loop.handle_event("iteration_completed", lambda _: telic.HALT_EPOCH, telic.once(7, per_epoch=True))
+        ends.append(loop.run(columns if kind == "columns" else (lambda epoch: whole[epoch:]), epochs=3))
+    assert_same(*ends)
+    assert ends[0].position == ends[1].position
+    assert ends[0].total_iterations == 21
+
+
 def test_groups_are_longer_than_one() -> None:
     """Would catch a driver that never fuses: the law above would hold and prove nothing."""
     widths: list[int] = []

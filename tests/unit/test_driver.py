@@ -240,10 +240,10 @@ def test_the_hot_path_moves_nothing_implicitly() -> None:
     program = step.bind(batch)
     driver = StepDriver(telic.Loop(step)._program, {}, SingleDevice(), DriverOptions())  # pyright: ignore
     driver.start(program.init(batch), batch)
-    driver.advance([batch], epoch=0, iteration=0, fresh=False)
+    driver.advance([batch], epoch=0, iteration=0)
     with jax.transfer_guard("disallow"):
         for i in range(1, 6):
-            driver.advance([batch], epoch=0, iteration=i, fresh=False)
+            driver.advance([batch], epoch=0, iteration=i)
             driver.check(wait=False)
     assert int(driver.step_state.updates) == 6
 

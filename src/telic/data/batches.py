@@ -54,6 +54,9 @@ def host_batch(batch: Batch, where: str) -> Batch:
       DataError: The batch holds no array and no number, or a leaf is text or an array of objects, text or dates; the
         leaf is named.
     """
+    plain = jax.tree.leaves(batch)
+    if plain and all(type(leaf) is np.ndarray and _is_plain(leaf.dtype) for leaf in plain):
+        return batch
     leaves, structure = jax.tree_util.tree_flatten_with_path(batch)
     arrays = 0
     out: list[Any] = []
@@ -79,6 +82,12 @@ def host_batch(batch: Batch, where: str) -> Batch:
             "batches, not one by one"
         )
     return jax.tree_util.tree_unflatten(structure, out)
+
+
+@functools.lru_cache(maxsize=64)
+def _is_plain(dtype: np.dtype[Any]) -> bool:
+    """Say whether arrays of a dtype are taken as they are: numbers, and no long integers that might not fit."""
+    return is_numeric(dtype) and not (dtype.kind in "iu" and dtype.itemsize == 8)
 
 
 def _check_fits(leaf: Any, where: str, path: Any) -> None:

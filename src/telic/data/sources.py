@@ -6,7 +6,8 @@ again.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 from telic.data.batches import (
@@ -14,7 +15,6 @@ from telic.data.batches import (
     Opener,
     as_stateful,
     host_batch,
-    iterate,
     length_of,
     loaded,
     native_state,
@@ -22,7 +22,8 @@ from telic.data.batches import (
     refuse_batch,
 )
 from telic.data.dataset import WHOLE, DataPartition, Dataset
-from telic.data.table import ColumnIterator, ColumnReader
+from telic.data.loaders import opened
+from telic.data.table import ColumnIterator, ColumnReader, StatesAfter
 from telic.errors import DataError
 from telic.loop.ports import Position, Source, View
 from telic.types import Batch
@@ -83,7 +84,7 @@ class BatchSource:
         self._touched = False
         self._resume: Any = None
         # An iterator that was passed in is open already, so that its state is known before the first batch.
-        self._iterator: Iterator[Any] | None = iterate(open(0), what=what) if once else None
+        self._iterator: Iterator[Any] | None = opened(open(0), what=what) if once else None
 
     @property
     def not_resumable(self) -> str | None:
@@ -130,6 +131,11 @@ class BatchSource:
                 pass
             except Exception as error:
                 error.add_note(f"while reading {where}")
+                if type(error).__name__ == "UnparsedFlagAccessError":
+                    error.add_note(
+                        "Grain's workers read the flags of absl: call absl.flags.FLAGS.mark_as_parsed() before the "
+                        "run, or start the program with absl.app.run"
+                    )
                 raise
             if self._at_end():
                 self._ended = True
@@ -140,6 +146,26 @@ class BatchSource:
         self._offset += 1
         self._batch += 1
         return batch, self.get_state()
+
+    def fill(self, memory: Batch, count: int) -> Sequence[Position] | None:
+        """Write the next batches of the epoch into memory, where the data is columns; give the position after each.
+
+        Args:
+          memory: Arrays of a batch's structure with one more dimension in front, at least `count` long.
+          count: Batches at most.
+        """
+        iterator = self._iterator
+        if not isinstance(iterator, ColumnIterator) or self._skip or self._epoch is None:
+            return None
+        if self._ended or self._epoch_is_full():
+            raise StopIteration
+        if self._per_epoch is not None and not self._continuous:
+            count = min(count, self._per_epoch - self._batch)
+        before = self.get_state()
+        states = iterator.fill(memory, count)
+        self._offset += len(states)
+        self._batch += len(states)
+        return _PositionsAfter(before, states)
 
     def _epoch_is_full(self) -> bool:
         return self._per_epoch is not None and not self._continuous and self._batch >= self._per_epoch
@@ -174,7 +200,7 @@ class BatchSource:
     def _opened(self) -> Iterator[Any]:
         self._touched = True
         if self._iterator is None:
-            iterator = iterate(self._open(self._opening), what=self._what)
+            iterator = opened(self._open(self._opening), what=self._what)
             if self._resume is not None:
                 self._restore(iterator, self._resume)
             self._iterator = iterator
@@ -230,12 +256,12 @@ class BatchSource:
             self._drop()
             self._skip = offset if state is None else 0
             if state is not None:
-                self._restore(iterate(self._open(opening), what=self._what), state)
+                self._restore(opened(self._open(opening), what=self._what), state)
         self._epoch, self._batch, self._opening, self._offset = epoch, batch, opening, offset
         self._ended = False
 
     def _seek_once(self, state: Any, offset: int) -> None:
-        iterator = iterate(self._open(0), what=self._what)
+        iterator = opened(self._open(0), what=self._what)
         if state is not None:
             self._restore(iterator, state)
             return
@@ -289,7 +315,12 @@ class BatchSource:
     def close(self) -> None:
         """Release what was opened here; an iterator that was passed in stays its owner's."""
         if not self._once and self._iterator is not None:
-            state = self.get_state()["iterator"]
+            try:
+                state = self.get_state()["iterator"]
+            except Exception:
+                # An iterator that broke may not say where it stands, and its own error is the one to be seen: if it is
+                # opened again, it is read up to here.
+                state = None
             self._drop()
             self._resume, self._skip = state, self._offset if state is None else 0
 
@@ -298,6 +329,21 @@ class BatchSource:
         self._iterator = self._resume = None
         if callable(close):
             close()
+
+
+@dataclass(frozen=True)
+class _PositionsAfter(Sequence[Position]):
+    """The positions after consecutive batches, each made when it is asked for."""
+
+    before: dict[str, Any]
+    states: StatesAfter
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def __getitem__(self, index: Any) -> Any:
+        done = {name: self.before[name] + index + 1 for name in ("batch", "offset")}
+        return {**self.before, **done, "iterator": self.states[index]}
 
 
 def as_source(data: Any, *, partition: DataPartition = WHOLE) -> Source:
@@ -371,6 +417,8 @@ def _dataset_source(data: Dataset, partition: DataPartition) -> BatchSource:
 
 def _torch_source(loader: Any) -> BatchSource:
     random = loaded("torch.utils.data", "RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler")
+    random += loaded("torchdata.stateful_dataloader.sampler", "RandomSampler")
+    # Not even a loader that has a state can: what it restores is the order of one epoch, not that of the next.
     samplers = (getattr(loader, "sampler", None), getattr(getattr(loader, "batch_sampler", None), "sampler", None))
     shuffles = any(isinstance(sampler, random) for sampler in samplers)
     return BatchSource(
@@ -380,7 +428,7 @@ def _torch_source(loader: Any) -> BatchSource:
         length=length_of(loader),
         not_resumable=(
             "it shuffles with torch's own random state, so its order cannot come back; pass a function, lambda epoch: "
-            "DataLoader(dataset, shuffle=True, generator=torch.Generator().manual_seed(epoch), ...)"
+            f"{type(loader).__name__}(dataset, shuffle=True, generator=torch.Generator().manual_seed(epoch), ...)"
             if shuffles
             else None
         ),

@@ -6,13 +6,30 @@ of the stream exactly, and batch k holds the same records for any number of proc
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from telic.data.dataset import DataPartition, Dataset, as_count
 from telic.errors import DataError
+
+
+class Records(Protocol):
+    """Records that are gathered into batches by their numbers."""
+
+    @property
+    def fingerprint(self) -> str:
+        """What the records are, in words; a position taken with others is refused."""
+        ...
+
+    def take(self, records: NDArray[np.int64] | slice) -> Any:
+        """Copy records into a new batch."""
+        ...
+
+    def fill(self, memory: Any, records: NDArray[np.int64]) -> None:
+        """Copy the records of several batches, [batches, rows], into the first rows of arrays of one more dimension."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +54,13 @@ class Table:
         else:
             parts = [np.take(array, records, axis=0) for array in self.arrays]
         return tuple(parts) if self.names is None else dict(zip(self.names, parts, strict=True))
+
+    def fill(self, memory: Any, records: NDArray[np.int64]) -> None:
+        """Copy the records of several batches, [batches, rows], into the first rows of arrays of one more dimension."""
+        for i, array in enumerate(self.arrays):
+            out = memory[i if self.names is None else self.names[i]][: len(records)]
+            # With mode="raise" NumPy gathers into memory of its own first.
+            np.take(array, records, axis=0, out=out, mode="clip")
 
 
 def epoch_order(seed: int, epoch: int, length: int) -> NDArray[np.int64]:
@@ -71,9 +95,35 @@ class ColumnIterator(Iterator[Any]):
         self._batches += 1
         return batch
 
+    def fill(self, memory: Any, count: int) -> "StatesAfter":
+        """Gather the next batches into the first rows of `memory`, `count` of them at most and no more than an epoch's.
+
+        Args:
+          memory: Arrays of a batch's structure with one more dimension in front, at least `count` long.
+          count: Batches, at least 1.
+        Returns:
+          The position after each batch.
+        """
+        reader = self._reader
+        per_epoch = reader.length // reader.batch
+        epoch, index = divmod(self._batches, per_epoch)
+        count = min(count, per_epoch - index)
+        if reader.shuffle and (self._order is None or epoch != self._epoch):
+            self._order, self._epoch = epoch_order(reader.seed, epoch, reader.length), epoch
+        first, last = index * reader.batch, (index + count) * reader.batch
+        is_drawn = reader.shuffle and self._order is not None
+        records = self._order[first:last] if is_drawn else np.arange(first, last)  # pyright: ignore[reportOptionalSubscript]
+        reader.table.fill(memory, records.reshape(count, reader.batch)[:, self._rows])
+        self._batches += count
+        return StatesAfter(self, self._batches - count, count)
+
     def get_state(self) -> dict[str, Any]:
         """Give the position of the next batch: the batches done, and what the stream is made of."""
-        return {"batches": self._batches, **self._reader.identity}
+        return self.state_after(self._batches)
+
+    def state_after(self, batches: int) -> dict[str, Any]:
+        """Give the position after a number of batches."""
+        return {"batches": batches, **self._reader.identity}
 
     def set_state(self, position: dict[str, Any]) -> None:
         """Go to a position of a stream of the same columns; the number of processes may differ.
@@ -100,10 +150,25 @@ class ColumnIterator(Iterator[Any]):
 
 
 @dataclass(frozen=True, eq=False)
+class StatesAfter:
+    """The positions after consecutive batches of a stream, each made when it is asked for."""
+
+    iterator: ColumnIterator
+    before: int
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.iterator.state_after(self.before + index + 1)
+
+
+@dataclass(frozen=True, eq=False)
 class ColumnReader:
     """Opens the training stream of a table's first `length` records; `Dataset.train` of `columns`."""
 
-    table: Table
+    table: Records
     length: int
     batch: int
     seed: int
@@ -128,7 +193,7 @@ class ColumnReader:
 class HeldOutReader:
     """Opens one pass over a table's records from `first` on, in order, each once; `Dataset.val` of `columns`."""
 
-    table: Table
+    table: Records
     first: int
     last: int
     batch: int

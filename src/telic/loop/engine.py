@@ -3,7 +3,6 @@
 It knows when; the driver knows how. Everything that computes, places or stores stands behind a port.
 """
 
-import itertools
 import logging
 import reprlib
 from collections import deque
@@ -11,14 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-import jax
-import numpy as np
-
 from telic.errors import ContractError, DataError, Preempted, TelicError, unknown_name
 from telic.loop import events as ev
 from telic.loop.cursor import open_slot, owes_step
 from telic.loop.filters import Filter, Firing, always
-from telic.loop.ports import Agree, Driver, Keeper, Position, Source, View
+from telic.loop.ports import Agree, Batches, Driver, Feed, Keeper, Source, View
+from telic.loop.reading import OneByOne
 from telic.loop.state import LoopState, Metrics, scalars
 from telic.loop.status import CONTINUE, HALT_LOOP, Status
 from telic.types import Batch
@@ -100,7 +97,7 @@ class Engine:
       period: Attempts per window.
       clock: Monotonic seconds.
       agree: One value for all processes.
-      ahead: Batches read and not used yet, with their positions; at the start, the one read to learn shapes.
+      feed: Reads the source; None reads it one batch at a time.
       plans: The step wants to see all batches of a window before the first of them runs.
       leftover: What becomes of batches read ahead when an epoch is halted: "drop" where each epoch reads the data from
         its beginning, "return" where the source goes back to the last batch used, "keep" where it cannot.
@@ -117,13 +114,15 @@ class Engine:
     period: int
     clock: Callable[[], float]
     agree: Agree
-    ahead: deque[tuple[Batch, Position]] = field(default_factory=deque[tuple[Batch, Position]])
+    feed: Feed | None = None
     plans: bool = False
     leftover: Literal["drop", "return", "keep"] = "drop"
     midway: bool = False
     debug: bool = False
     keeper: Keeper | None = None
     events: tuple[str, ...] = ()
+    _ahead: deque[Batches] = field(default_factory=deque[Batches])
+    _feed: Feed = field(init=False)
     _calls: list[Attachment] = field(default_factory=list[Attachment])
     _fired: Status = CONTINUE
     _probes: tuple[Attachment, ...] = ()
@@ -139,7 +138,7 @@ class Engine:
     def __post_init__(self) -> None:
         if self.midway:
             self._slot = open_slot(self.state.counts, self.period)
-        self.ahead = deque(self._held(entry) for entry in self.ahead)
+        self._feed = OneByOne(self.source) if self.feed is None else self.feed
         # Filters that remember do so for one handler of one run.
         self.plan = Plan(tuple(replace(a, filter=a.filter.fresh()) for a in self.plan.attachments))
         self._handlers = {event: self.plan.of(event) for event in (*ev.EVENTS, *self.events)}
@@ -198,8 +197,7 @@ class Engine:
         began = self.clock()
         self._ended = False
         if self._begun:
-            self._give_back()
-            self.source.begin(state.epoch, continuous=state.max_steps is not None)
+            self._begin_reading()
         self._begun = True
         if self.midway:
             self.midway = False
@@ -208,15 +206,15 @@ class Engine:
             state.metrics = Metrics()
             status = self._fire(ev.EPOCH_STARTED)
         while status is CONTINUE and self._wants_more():
-            entry = self._read()
-            if entry is None:
+            batches = self._read()
+            if batches is None:
                 if state.max_steps is not None:
                     raise DataError(
                         f"the data ended after {state.steps} of {state.max_steps} steps, and an iterator cannot be "
                         "read again; pass a list, a Dataset or a function of the epoch, or ask for fewer steps"
                     )
                 break
-            status = self._iterate(*entry)
+            status = self._iterate(batches)
         if state.counts.epoch[ev.ITERATION_COMPLETED]:
             # An epoch that was halted before its first batch has no metrics: nothing was measured.
             self._show_metrics()
@@ -245,13 +243,20 @@ class Engine:
             return CONTINUE
         return self._fire(ev.STEP_COMPLETED, is_last=state.max_steps is not None and state.steps + 1 == state.max_steps)
 
-    def _give_back(self) -> None:
-        """Deal with batches that the last epoch read ahead and did not use."""
-        if not self.ahead or self.leftover == "keep":
-            return
-        self.ahead.clear()
-        if self.leftover == "return":
-            self.source.set_state(self.state.position)
+    def _begin_reading(self) -> None:
+        """Start an epoch of the data, and deal with batches that the last one read ahead and did not use."""
+        state, keep = self.state, self.leftover == "keep"
+        unused = bool(self._ahead)
+        if not keep:
+            while self._ahead:
+                self._ahead.popleft().release()
+        self._feed.begin(
+            state.epoch,
+            continuous=state.max_steps is not None,
+            back_to=state.position if self.leftover == "return" else None,
+            keep=keep,
+            unused=unused,
+        )
 
     def _wants_more(self) -> bool:
         state = self.state
@@ -259,43 +264,47 @@ class Engine:
             return False
         return state.max_iteration is None or state.iteration < state.max_iteration
 
-    def _read(self) -> tuple[Batch, Position] | None:
-        """Give the next batch of the epoch, or None at its end."""
-        return self.ahead.popleft() if self.ahead or self._look(1) else None
+    def _left(self) -> int | None:
+        """Give how many batches the epoch may still use, the one in hand among them; None where nothing limits it."""
+        state = self.state
+        if state.max_steps is not None:
+            return (state.max_steps - state.steps) * self.period - self._slot
+        return None if state.max_iteration is None else state.max_iteration - state.iteration
+
+    def _read(self) -> Batches | None:
+        """Give the next batches of the epoch, or None at its end."""
+        return self._ahead.popleft() if self._look(1) else None
 
     def _look(self, count: int) -> bool:
         """Read until `count` batches are ahead; say whether the epoch has that many."""
-        while len(self.ahead) < count and not self._ended:
-            entry = self._pull()
-            if entry is not None:
-                self.ahead.append(entry)
-        return len(self.ahead) >= count
+        while (held := sum(map(len, self._ahead))) < count and not self._ended:
+            batches = self._feed.next(self._view(), self._left())
+            if batches is None:
+                self._ended = True
+            else:
+                self._ahead.append(batches)
+            self.state.waited = self._feed.waited
+        return held >= count
 
-    def _pull(self) -> tuple[Batch, Position] | None:
-        state = self.state
-        try:
-            return self._held(self.source.next(View(self.driver.step_state, state.epoch, state.iteration)))
-        except StopIteration:
-            self._ended = True
-            return None
+    def _view(self) -> View:
+        return View(self.driver.step_state, self.state.epoch, self.state.iteration)
 
-    def _held(self, entry: tuple[Batch, Position]) -> tuple[Batch, Position]:
-        """Give a batch in memory of its own: others may be read before it is used, into the same buffer."""
-        if self.source.fresh:
-            return entry
-        return jax.tree.map(_copied, entry[0]), entry[1]
-
-    def _iterate(self, batch: Batch, position: Position) -> Status:
+    def _iterate(self, batches: Batches) -> Status:
         """Run one batch with its events, and with it as many more as need no host between them."""
         state = self.state
+        batches, rest = batches.split(1)
+        if rest is not None:
+            self._ahead.appendleft(rest)
         is_last = self._uses_last and self._is_last()
         status = self._fire(ev.ITERATION_STARTED, is_last=is_last)
         if status is not CONTINUE:
+            batches.release()
             return status
         if self.plans and (self._slot == 0 or self._window is None):
-            self._plan(batch)
-        batches, position = self._gather(batch, position)
+            self._plan(batches)
+        batches = self._gather(batches)
         more = len(batches) - 1
+        position = batches.position
         self._dispatch(batches)
         state.position = position
         if more:
@@ -315,34 +324,35 @@ class Engine:
             self._keep(closed=False)
         return status
 
-    def _dispatch(self, batches: list[Batch]) -> None:
+    def _dispatch(self, batches: Batches) -> None:
         """Run gathered batches in one dispatch; where a probe fires at the last of them, that one has its own."""
         state = self.state
         state.probes = {}
         began = self.clock() if self.debug else 0.0
-        rest = batches
-        due = self._due_probes(len(batches) - 1) if self._probes else ()
+        count, first = len(batches), state.iteration
+        due = self._due_probes(count - 1) if self._probes else ()
         if due:
-            rest = batches[-1:]
-            if len(batches) > 1:
-                self._advance(batches[:-1], state.iteration)
-            at = state.iteration + len(batches) - 1
-            state.probes = self.driver.probe(due, rest[0], epoch=state.epoch, iteration=at, window=self._window)
-        self._advance(rest, state.iteration + len(batches) - len(rest))
+            if count > 1:
+                before, last = batches.split(count - 1)
+                self._advance(before, first)
+                batches = batches if last is None else last
+            at = first + count - 1
+            state.probes = self.driver.probe(due, batches[-1], epoch=state.epoch, iteration=at, window=self._window)
+        self._advance(batches, first + count - len(batches))
         if self.debug:
             seconds = self.clock() - began
             _log.info(
                 "iterations %d to %d of epoch %d: given to the device in %.1f ms%s",
-                state.iteration,
-                state.iteration + len(batches) - 1,
+                first,
+                first + count - 1,
                 state.epoch,
                 1e3 * seconds,
                 f", with the probes {', '.join(due)}" if due else "",
-                extra={"telic": {"iterations": len(batches), "probes": due, "seconds": seconds}},
+                extra={"telic": {"iterations": count, "probes": due, "seconds": seconds}},
             )
 
-    def _advance(self, batches: list[Batch], iteration: int) -> None:
-        self.driver.advance(batches, epoch=self.state.epoch, iteration=iteration, fresh=True, window=self._window)
+    def _advance(self, batches: Batches, iteration: int) -> None:
+        self.driver.advance(batches, epoch=self.state.epoch, iteration=iteration, window=self._window)
 
     def _due_probes(self, more: int) -> tuple[str, ...]:
         """Name the probes that fire at the iteration `more` after the one in hand; their filters read counts alone."""
@@ -367,54 +377,53 @@ class Engine:
         state.step_state = self.driver.step_state
         upcoming: Batch | None = None
         if not closed and self.source.read_ahead and self._wants_more() and self._look(1):
-            upcoming = self.ahead[0][0]
+            upcoming = self._ahead[0][0]
         self.keeper.keep(state, upcoming)
 
-    def _gather(self, batch: Batch, position: Position) -> tuple[list[Batch], Position]:
-        """Read the batches that may run in one dispatch with the first."""
+    def _gather(self, batches: Batches) -> Batches:
+        """Give the batches that may run in one dispatch with one that has started."""
         state = self.state
-        batches = [batch]
         width = self.driver.width if self.source.read_ahead and not self._starts_last else 1
         if width == 1:
-            return batches, position
+            return batches
         width = min(width, self.plan.horizon(state.counts, self.period, self._slot))
         if self.plans:
             width = min(width, self.period - self._slot)
-        if state.max_iteration is not None:
-            width = min(width, state.max_iteration - state.iteration)
-        if state.max_steps is not None:
-            width = min(width, (state.max_steps - state.steps) * self.period - self._slot)
-        stacks = self.driver.stacks(batch)
-        while len(batches) < width:
-            entry = self._read()
-            if entry is None:
-                break
-            if not stacks(entry[0]):
-                self.ahead.appendleft(entry)
-                break
-            batches.append(entry[0])
-            position = entry[1]
-        return batches, position
+        left = self._left()
+        if left is not None:
+            width = min(width, left)
+        if self._ahead:
+            if width > 1:
+                self._take_ahead(batches, width - 1)
+        else:
+            self._feed.grow(batches, width, self._view())
+        return batches
 
-    def _plan(self, batch: Batch) -> None:
+    def _take_ahead(self, batches: Batches, count: int) -> None:
+        """Join up to `count` of the batches that are ahead to those in hand, where one dispatch can run them."""
+        following, rest = self._ahead.popleft().split(count)
+        if rest is not None:
+            self._ahead.appendleft(rest)
+        if not batches.join(following):
+            self._ahead.appendleft(following)
+
+    def _plan(self, batches: Batches) -> None:
         """Let the step see the whole window before it begins."""
-        state = self.state
         count = self.period - self._slot
-        if state.max_iteration is not None:
-            count = min(count, state.max_iteration - state.iteration)
+        left = self._left()
+        if left is not None:
+            count = min(count, left)
         self._look(count - 1)
-        rest = [entry[0] for entry in itertools.islice(self.ahead, count - 1)]
-        self._window = self.driver.plan([batch, *rest])
+        seen = [batches[0], *(batch for run in self._ahead for batch in _batches_of(run))]
+        self._window = self.driver.plan(seen[:count])
 
     def _count(self, more: int) -> None:
         """Count the events of all but the last batch of a group; no handler answers to any of them."""
         state, counts = self.state, self.state.counts
-        for _ in range(more):
-            counts.add(ev.ITERATION_COMPLETED)
-            self._slot = (self._slot + 1) % self.period
-            if self._slot == 0:
-                counts.add(ev.STEP_COMPLETED)
-            counts.add(ev.ITERATION_STARTED)
+        windows, self._slot = divmod(self._slot + more, self.period)
+        counts.add(ev.ITERATION_COMPLETED, more)
+        counts.add(ev.STEP_COMPLETED, windows)
+        counts.add(ev.ITERATION_STARTED, more)
         state.iteration += more
         state.total_iterations += more
 
@@ -614,8 +623,8 @@ class Engine:
             setattr(self.state, name, getattr(new, name))
 
 
-def _copied(leaf: Any) -> Any:
-    return np.array(leaf) if isinstance(leaf, np.ndarray) else leaf
+def _batches_of(batches: Batches) -> Iterator[Batch]:
+    return (batches[i] for i in range(len(batches)))
 
 
 def check_totals(epochs: int | None, steps: int | None, iterations: int | None) -> None:

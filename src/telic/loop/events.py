@@ -72,10 +72,10 @@ class Counts:
     total: dict[str, int] = field(default_factory=lambda: dict.fromkeys(EVENTS, 0))
     epoch: dict[str, int] = field(default_factory=lambda: dict.fromkeys(EVENTS, 0))
 
-    def add(self, event: str) -> None:
-        """Count one firing."""
-        self.total[event] += 1
-        self.epoch[event] += 1
+    def add(self, event: str, firings: int = 1) -> None:
+        """Count firings, by default one."""
+        self.total[event] += firings
+        self.epoch[event] += firings
 
     def register(self, events: Sequence[str]) -> None:
         """Count these events too; what was counted of them before stays."""

@@ -102,6 +102,19 @@ class _Always(Filter):
 
 
 @dataclass(frozen=True)
+class _AtHand(Filter):
+    def fires(self, firing: Firing) -> bool:
+        return True
+
+    def next_fire(self, count: int, epoch_count: int | None = None) -> int | None:
+        return None
+
+    @property
+    def is_static(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True)
 class _Last(Filter):
     def fires(self, firing: Firing) -> bool:
         return firing.is_last
@@ -271,6 +284,9 @@ def _positive(name: str, n: Any) -> int:
 
 always: Filter = _Always()
 """Fires every time."""
+
+at_hand: Filter = _AtHand()
+"""Fires wherever the host is anyway, between two dispatches: for displays, which need no firing in particular."""
 
 first: Filter = _Range(1, 1)
 """Fires at the first firing of the run."""

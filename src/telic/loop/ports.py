@@ -4,6 +4,7 @@ The loop knows when things happen; whatever does them stands behind one of these
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -62,6 +63,94 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Release files, threads and workers."""
+        ...
+
+
+@runtime_checkable
+class Draws(Protocol):
+    """A source that makes each batch with the training state, so that there is none before there is a state.
+
+    It is a `Source` besides, with `read_ahead` False. The first state is built from its example.
+    """
+
+    def example(self) -> Batch:
+        """Give a batch of the shapes and dtypes to come; its values do not matter."""
+        ...
+
+    def skip(self, count: int) -> None:
+        """Go past the next batches of the epoch without making them."""
+        ...
+
+
+@runtime_checkable
+class FillsMemory(Protocol):
+    """A source that can write many batches at once where they are wanted, instead of giving one after the other."""
+
+    def fill(self, memory: Batch, count: int) -> Sequence[Position] | None:
+        """Write the next batches of the epoch into the first rows of `memory`, `count` of them at most.
+
+        Gives the position after each, so as many as were written, at least 1; None where this data cannot do it, and
+        raises StopIteration at the epoch's end.
+        """
+        ...
+
+
+class Batches(Protocol):
+    """Consecutive batches of one shape, which one dispatch may run."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Batch: ...
+
+    @property
+    def position(self) -> Position:
+        """Where the source stands after the last of them."""
+        ...
+
+    def split(self, count: int) -> "tuple[Any, Any | None]":
+        """Give the first `count`, and the rest where there is one. What was split is used up."""
+        ...
+
+    def join(self, other: Any) -> bool:
+        """Take the batches that follow, and say whether they can be one with these. `other` is used up then."""
+        ...
+
+    def release(self) -> None:
+        """Let go of batches that are not used."""
+        ...
+
+
+class Feed(Protocol):
+    """Gives the batches of a source in order, several at a time; it may read ahead of their use.
+
+    Attributes:
+      waited: Seconds that the loop has waited for batches.
+    """
+
+    waited: float
+
+    def begin(self, epoch: int, *, continuous: bool, back_to: Position | None, keep: bool, unused: bool) -> None:
+        """Start an epoch.
+
+        Args:
+          epoch: Its number.
+          continuous: The data is one stream.
+          back_to: Where the source goes back to if batches were read and not used, and `keep` is False.
+          keep: Batches that were read ahead are the next ones; otherwise they are dropped.
+          unused: The loop itself has batches that it did not use.
+        """
+        ...
+
+    def next(self, view: View, most: int | None) -> Batches | None:
+        """Give the next batches, or None at the epoch's end; `most` is how many of it may still be used at all."""
+        ...
+
+    def grow(self, batches: Batches, count: int, view: View) -> None:
+        """Let the batches given last become up to `count`, where nothing was read ahead."""
+        ...
+
+    def close(self) -> None:
+        """Stop reading."""
         ...
 
 
@@ -130,6 +219,23 @@ class Placement(Protocol):
 
     def put(self, batch: Batch, *, fresh: bool) -> Batch:
         """Place a host batch on the devices; copies it first unless it is fresh."""
+        ...
+
+    def gather(self, values: PyTree) -> PyTree:
+        """Give values of all devices, whole, as NumPy arrays. Every process calls it, in the same order."""
+        ...
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process is the one that decodes and writes: process 0."""
+        ...
+
+
+class Meter(Protocol):
+    """Counts where the host's time goes: each moment belongs to the innermost part that is open."""
+
+    def part(self, name: str) -> AbstractContextManager[Any]:
+        """Count the time inside as that part's: "data", "dispatch", "device", "handlers", "checkpoint", ..."""
         ...
 
 
@@ -226,11 +332,7 @@ class Driver(Protocol):
         """Iterations the next dispatch may run, at most."""
         ...
 
-    def stacks(self, first: Batch) -> Callable[[Batch], bool]:
-        """Give a test for batches that one dispatch may run with the first."""
-        ...
-
-    def advance(self, batches: Sequence[Batch], *, epoch: int, iteration: int, fresh: bool, window: Any = None) -> None:
+    def advance(self, batches: Batches | Sequence[Batch], *, epoch: int, iteration: int, window: Any = None) -> None:
         """Run batches of one shape; epoch and iteration name the first of them in errors.
 
         `window` is what the step plans for the whole window they belong to.

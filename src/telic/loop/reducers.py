@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from telic import tree
+from telic.artifacts import find_artifact
 from telic.contract import Result
 from telic.errors import ContractError, closest
 from telic.mean import Mean
-from telic.metrics.base import Metric, Mode, Reads
+from telic.metrics.base import Metric, Mode, Reads, is_host
 from telic.types import Batch, PyTree
 
 RESERVED = frozenset({"epoch", "iteration", "rejected"})
@@ -35,15 +36,20 @@ class Reducer:
         """Whether attempts that were rejected are in it too: only the count of them is such a metric."""
         return isinstance(self.metric, _Rejected)
 
+    @property
+    def is_of_evaluation(self) -> bool:
+        """Whether evaluations alone compute it: it reads an artifact, or works on the host."""
+        return isinstance(self.metric.reads, type) or is_host(self.metric)
+
     def init(self, result: Result, batch: Batch) -> PyTree:
         """Give the empty accumulator for results and batches of these shapes."""
         # Traced, since a function of the outputs may compute with what it reads.
-        args = jax.eval_shape(lambda result, batch: self._arguments(result, batch)[0], result, batch)
+        args = jax.eval_shape(lambda result, batch: self.arguments(result, batch)[0], result, batch)
         return jax.tree.map(jnp.asarray, self.metric.init(*args))
 
     def update(self, accumulator: PyTree, result: Result, batch: Batch) -> PyTree:
         """Fold one batch's result into the accumulator."""
-        args, weights = self._arguments(result, batch)
+        args, weights = self.arguments(result, batch)
         if weights is None:
             return self.metric.update(accumulator, *args)
         return self.metric.update(accumulator, *args, weights=weights)
@@ -52,12 +58,16 @@ class Reducer:
         """Give the metric's value."""
         return self.metric.compute(accumulator)
 
-    def _arguments(self, result: Result, batch: Batch) -> tuple[tuple[Any, ...], Any]:
+    def arguments(self, result: Result, batch: Batch) -> tuple[tuple[Any, ...], Any]:
+        """Give what the metric reads of one batch, and the batch's weights; an artifact has weights of its own."""
         outputs = result.state if result.outputs is None else result.outputs
         reads = self.metric.reads
+        if isinstance(reads, type):
+            artifacts = outputs.get("artifacts", ()) if isinstance(outputs, Mapping) else ()
+            return (find_artifact(artifacts, reads, f"metric {self.name!r}"),), None
         if callable(reads):
             args = reads(outputs)
-            if not isinstance(args, tuple):
+            if not isinstance(args, tuple):  # pyright: ignore[reportUnnecessaryIsInstance] users' input
                 raise ContractError(
                     f"metric {self.name!r}: reads must return the metric's arguments as a tuple, got "
                     f"{type(args).__name__}; write `lambda outputs: (outputs[...],)`"

@@ -123,8 +123,12 @@ def deserialize_state(
       deserialize_step_state: Gives the step state from the bytes that serialize_step_state gave.
     Raises:
       ValueError: The bytes are truncated, changed, foreign or of another schema; or a leaf differs from `like`.
-      TypeError: What was given is not bytes.
+      TypeError: What was given is not bytes, or `like` is a loop's state instead of a step's.
     """
+    if isinstance(like, LoopState):
+        raise TypeError(
+            "like= takes an example of the step state, got a LoopState, which holds one: pass like=state.step_state"
+        )
     if not isinstance(data, bytes | bytearray | memoryview):  # pyright: ignore[reportUnnecessaryIsInstance] users' input
         raise TypeError(f"deserialize_state takes bytes, got {type(data).__name__}; pass path.read_bytes() for a file")
     _check_machine()

@@ -117,6 +117,7 @@ class LoopState:
       position: Where the data stands after the last batch that was used.
       accumulators: What the metrics of an open epoch hold, by name: in states that were kept or read back.
       probes: What the probes that fired at this iteration gave, by name, until the next one runs.
+      waited: Seconds that this run has waited for data so far; the device may have worked meanwhile.
     """
 
     step_state: Any = None
@@ -138,6 +139,7 @@ class LoopState:
     bind_model: Callable[[Any], Any] | None = field(default=None, repr=False)
     copier: Callable[[Any], Any] | None = field(default=None, repr=False)
     probes: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
+    waited: float = field(default=0.0, repr=False)
     firer: Callable[[str], Status] | None = field(default=None, repr=False)
 
     def fire(self, event: str) -> Status:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from telic import tree
+from telic.artifacts import kind_of
 from telic.contract import Aux, Objective, Step, call_loss, reduce_statistics
 from telic.errors import ContractError
 from telic.mean import Mean, Terms
@@ -37,7 +38,6 @@ class Attempt:
       statistics: What the objective returned.
       aux: What it reported beside.
       gradient: Gradient of the differentiated scalar, trainable leaves only, at least float32.
-      finite: Flags in the order of `checked_names`; those that a commit fills are True.
     """
 
     value: Array
@@ -45,7 +45,28 @@ class Attempt:
     statistics: PyTree
     aux: Aux
     gradient: PyTree
-    finite: Array
+
+    @property
+    def checked(self) -> PyTree:
+        """Everything of it that must be finite."""
+        aux = self.aux
+        return self.value, self.statistics, aux.variables, aux.effects, aux.qk_stats, self.gradient
+
+    def flags(self, trained: PyTree) -> Array:
+        """Say of each thing that is checked whether it is finite, for a tree of trainable parameters: bool [checks].
+
+        Only a rejection needs them, so they are computed there. What a commit finds out is True here.
+        """
+        leaves = [jnp.asarray(True) for _ in jax.tree.leaves(trained)] if self.gradient is None else []
+        leaves += [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(self.gradient)]
+        loss, statistics, *collected, _ = (tree.all_finite(part) for part in self.checked)
+        late = jnp.asarray(True)
+        return jnp.stack([loss, statistics, has_masses(self.statistics), *collected, late, late, *leaves])
+
+
+def has_masses(statistics: PyTree) -> Array:
+    """Say whether no mass in statistics is negative (nor NaN): bool scalar."""
+    return jnp.stack([jnp.asarray(True), *(mass >= 0 for mass in masses(statistics).values())]).all()
 
 
 def checked_names(trained: PyTree) -> tuple[str, ...]:
@@ -92,25 +113,12 @@ def make_attempt(
         return loss_scale.scale(scalar), (value, has_data, statistics, aux)
 
     if not differentiate:
-        _, (value, has_data, statistics, aux) = run(trained)
         gradient: PyTree = None
-        leaves = [jnp.asarray(True) for _ in jax.tree.leaves(trained)]
+        _, (value, has_data, statistics, aux) = run(trained)
     else:
         gradient, (value, has_data, statistics, aux) = jax.grad(run, has_aux=True)(trained)
         gradient = loss_scale.unscale(gradient)
-        leaves = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient)]
-    flags = [
-        jnp.isfinite(value),
-        tree.all_finite(statistics),
-        jnp.stack([jnp.asarray(True), *(mass >= 0 for mass in masses(statistics).values())]).all(),
-        tree.all_finite(aux.variables),
-        tree.all_finite(aux.effects),
-        tree.all_finite(aux.qk_stats),
-        jnp.asarray(True),
-        jnp.asarray(True),
-        *leaves,
-    ]
-    return Attempt(value, has_data, statistics, aux, gradient, jnp.stack(flags))
+    return Attempt(value, has_data, statistics, aux, gradient)
 
 
 def planned_value(planned: PyTree) -> Seed:
@@ -140,9 +148,10 @@ def check_aux(objective: Objective, aux: Aux, variables: Variables) -> Aux:
                 f"{who}: Aux.metrics[{name!r}] takes a name the trainer reports itself; choose another "
                 f"(reserved: {', '.join(sorted(RESERVED_METRICS))})"
             )
-        if not isinstance(value, Mean) and jnp.ndim(value) != 0:
+        is_number = tree.is_array(value) or isinstance(value, int | float | complex)
+        if not isinstance(value, Mean) and (not is_number or jnp.ndim(value) != 0):
             raise ContractError(
-                f"{who}: Aux.metrics[{name!r}] must be a scalar or a Mean, got shape {jnp.shape(value)}; "
+                f"{who}: Aux.metrics[{name!r}] must be a scalar or a Mean, got {kind_of(value)}; "
                 "reduce it with .mean(), or put it in Aux.outputs and attach a metric that reads it"
             )
     if aux.variables is None:

@@ -1,4 +1,4 @@
-"""The evaluation step: an objective's loss and outputs in inference, with keys of its own."""
+"""The evaluation step: an objective's loss, outputs and artifacts in inference, with keys of its own."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,14 +9,17 @@ import jax
 import jax.numpy as jnp
 
 from telic import ema, tree
-from telic.contract import Objective, Result, Step, reduce_statistics
+from telic.artifacts import Scalars, kind_of
+from telic.contract import Objective, Result, Step, as_artifacts, call_preview, has_evaluation, reduce_statistics
 from telic.errors import ContractError
+from telic.mean import Mean
 from telic.precision import Policy
-from telic.train.attempt import loss_in, outputs_of
+from telic.train.attempt import RESERVED_METRICS, cast_batch, cast_variables, loss_in, outputs_of
 from telic.train.state import TrainState
 from telic.types import Batch, PyTree, Variables
 
 _EVAL = 0x45_56_41_4C
+_PREVIEW = 0x50_52_45_56
 
 
 @jax.tree_util.register_dataclass
@@ -51,11 +54,13 @@ class EvalStep:
       objective: Whose loss and outputs are computed.
       policy: Dtypes to compute in.
       averaged: Evaluate a TrainState's averaged weights instead of the live ones.
+      scores: Put the artifacts of the objective's own `evaluate`, where it has one, into the outputs of `step`.
     """
 
     objective: Objective
     policy: Policy = field(default_factory=Policy)
     averaged: bool = False
+    scores: bool = True
     period: int = 1
 
     def bind(self, example: Batch) -> "EvalStep":
@@ -102,12 +107,47 @@ class EvalStep:
 
     def step(self, state: EvalState | Variables, batch: Batch, index: Any = 0) -> Result:
         """Give the outputs of one batch; `index` counts batches and drives the key of objectives that draw."""
-        held = state if isinstance(state, EvalState) else EvalState.of(state)
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), _EVAL), jnp.asarray(index, jnp.uint32))
-        step = Step(step=held.step, key=key, updates=held.updates, train=False, averaged=held.averaged)
+        held, step = self._moment(state, index)
         statistics, aux = loss_in(self.policy, self.objective, held.variables, batch, step)
         value, _ = reduce_statistics(self.objective, statistics)
-        return Result(state, outputs_of(value, statistics, aux, self.policy))
+        outputs = outputs_of(value, statistics, aux, self.policy)
+        if self.scores and has_evaluation(self.objective):
+            outputs["artifacts"] = self.artifacts_of(self.scored(state, batch, index))
+            outputs["metrics"] = _with_scalars(self.objective, outputs["metrics"], outputs["artifacts"])
+        return Result(state, outputs)
+
+    def scored(self, state: EvalState | Variables, batch: Batch, index: Any = 0) -> Any:
+        """Give what the objective's `evaluate` returns for one batch, as it is."""
+        held, step = self._moment(state, index)
+        step = dataclasses.replace(step, averaged=self._cast(step.averaged))
+        return self.objective.evaluate(self._cast(held.variables), cast_batch(self.policy, batch), step)
+
+    def artifacts_of(self, scored: Any) -> tuple[Any, ...]:
+        """Give what `evaluate` returned as a tuple of artifacts, checked."""
+        return as_artifacts(scored, f"{type(self.objective).__name__}.evaluate")
+
+    def preview(self, state: EvalState | Variables, batch: Batch, scored: Any) -> tuple[Any, ...]:
+        """Give what the objective shows of a batch; its key is the same at every event."""
+        held, step = self._moment(state, 0, _PREVIEW)
+        step = dataclasses.replace(step, averaged=self._cast(step.averaged))
+        shown = cast_batch(self.policy, batch)
+        return call_preview(self.objective, self._cast(held.variables), shown, step, scored)
+
+    def _moment(self, state: EvalState | Variables, index: Any, purpose: int = _EVAL) -> tuple[EvalState, Step]:
+        held = state if isinstance(state, EvalState) else EvalState.of(state)
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), purpose), jnp.asarray(index, jnp.uint32))
+        step = Step(
+            step=held.step,
+            key=key,
+            updates=held.updates,
+            train=False,
+            averaged=held.averaged,
+            precision=self.policy,
+        )
+        return held, step
+
+    def _cast(self, variables: Any) -> Any:
+        return None if variables is None else cast_variables(self.policy, variables)
 
     def flush(self, state: Any) -> Any:
         """Give the state as it is: evaluation has no windows."""
@@ -124,3 +164,21 @@ class EvalStep:
         """Give the usable model, when the objective was built from one."""
         build = getattr(self.objective, "model_of", None)
         return None if build is None else build(state.variables if isinstance(state, EvalState) else state)
+
+
+def _with_scalars(objective: Objective, metrics: Mapping[str, Any], artifacts: tuple[Any, ...]) -> dict[str, Any]:
+    """Add the `Scalars` of an evaluation to what a loss reports.
+
+    Raises:
+      ContractError: A name is taken, or a value is neither a Mean nor a scalar.
+    """
+    found, who = dict(metrics), f"{type(objective).__name__}.evaluate"
+    for name, value in ((n, v) for a in artifacts if isinstance(a, Scalars) for n, v in a.values.items()):
+        if name in found or name in RESERVED_METRICS:
+            raise ContractError(
+                f"{who} gives a scalar {name!r}, and the loss or the trainer reports that name already: choose another"
+            )
+        if not isinstance(value, Mean) and jax.tree.structure(value) != jax.tree.structure(0.0):
+            raise ContractError(f"{who}: Scalars[{name!r}] must be a Mean or a scalar, got {kind_of(value)}")
+        found[name] = value
+    return found

@@ -36,6 +36,7 @@ from telic.train.attempt import (
 from telic.train.commit import commit
 from telic.train.evaluation import EvalStep
 from telic.train.masses import MassReads, mass_reads
+from telic.train.rejection import Verdict, record, record_window, select_in_turn
 from telic.train.state import Learner, Rejections, TrainState, Window
 from telic.types import Array, Batch, Key, PyTree, Variables
 
@@ -321,10 +322,10 @@ class TrainStep:
         attempt = self._attempt(state, batch)
         trained = self.trained(state.variables)
         variables = {**state.variables, **(attempt.aux.variables or {})}
+        checked = attempt
         if _narrows(attempt.gradient, trained):
             # A gradient that is finite in float32 can overflow in the dtype of its parameter.
-            flags = jnp.concatenate([attempt.finite[: len(CHECKS)], _finite_in_dtype(attempt.gradient, trained)])
-            attempt = dataclasses.replace(attempt, finite=flags)
+            checked = dataclasses.replace(attempt, gradient=_as_params(attempt.gradient, trained))
         done = commit(
             state,
             self.objective,
@@ -336,12 +337,14 @@ class TrainStep:
             effects=attempt.aux.effects,
             qk_stats=attempt.aux.qk_stats,
         )
-        finite = self._with_result(attempt.finite, state, done)
-        accepted = self._accepts(state, finite)
+        own = Verdict.of(checked, trained)
+        verdict = self._with_result(own, state, done)
+        accepted = self._accepts(state, verdict)
         # Without data the layer state of an accepted attempt is kept, and nothing is committed.
         idle = state.replace(variables={**variables, "params": state.variables["params"]})
-        kept = tree.select(accepted & attempt.has_data, done, tree.select(accepted, idle, state))
-        return self._result(kept, state, attempt, finite, accepted)
+        select = select_in_turn if self._checks_result(state) else tree.select
+        kept = select(accepted & attempt.has_data, done, tree.select(accepted, idle, state))
+        return self._result(kept, state, attempt, verdict, accepted, overflown=~own.good)
 
     def _windowed(self, state: TrainState, batch: Batch, window: Any) -> Result:
         """Fold one attempt into the window, and close the window at its last."""
@@ -371,7 +374,8 @@ class TrainStep:
         window = state.window
         replays = window.gradient is None
         attempt = self._attempt(state, batch, planned=window.planned, differentiate=not replays)
-        accepted = self._accepts(state, attempt.finite)
+        verdict = Verdict.of(attempt, self.trained(state.variables))
+        accepted = self._accepts(state, verdict)
         kept_out = jnp.asarray(False)
         start = windows.start_of(window)
         if start is not None:
@@ -396,7 +400,7 @@ class TrainStep:
         variables = {**state.variables, **(attempt.aux.variables or {})}
         folded = state.replace(variables=variables)
         kept = tree.select(accepted, folded, state).replace(window=window)
-        return self._result(kept, state, attempt, attempt.finite, accepted, kept_out=kept_out)
+        return self._result(kept, state, attempt, verdict, accepted, overflown=~verdict.good, kept_out=kept_out)
 
     def _mark_start(self, state: TrainState) -> TrainState:
         """At a window's first attempt, note what a rejected window goes back to."""
@@ -417,7 +421,8 @@ class TrainStep:
             value, gradient, has_data = windows.shared_gradient(window)
         else:
             value, gradient, has_data = self._replayed(state, trained, count)
-        leaves = _finite_in_dtype(gradient, trained)
+        narrow = _as_params(gradient, trained)
+        overflown = ~tree.all_finite(narrow)
         done = commit(
             state,
             self.objective,
@@ -429,12 +434,13 @@ class TrainStep:
             effects=window.effects,
             qk_stats=window.qk_stats,
         )
-        finite = jnp.concatenate([jnp.ones((len(CHECKS),), bool), leaves])
+        verdict = Verdict(narrow, (), lambda: _leaf_flags(narrow))
         if window.planned is not None:
-            finite = finite.at[CHECKS.index("plan")].set(windows.kept_plan(window))
-        finite = self._with_result(finite, state, done)
-        good = finite.all() | (self.nonfinite == "allow")
-        kept = tree.select(has_data & good, done, state)
+            verdict = verdict.also("plan", windows.kept_plan(window))
+        verdict = self._with_result(verdict, state, done)
+        good = verdict.good if self.nonfinite != "allow" else jnp.asarray(True)
+        select = select_in_turn if self._checks_result(state) else tree.select
+        kept = select(has_data & good, done, state)
         undone = lost = has_data & ~good
         start = windows.start_of(window)
         if start is not None:
@@ -444,9 +450,19 @@ class TrainStep:
         if window.gradient is None:
             # A replayed window's gradient is known here first, so its overflow moves the loss scale here.
             shrunk = state.loss_scale.adjust(jnp.asarray(False))
-            kept = kept.replace(loss_scale=tree.select(has_data & ~leaves.all(), shrunk, state.loss_scale))
+            kept = kept.replace(loss_scale=tree.select(has_data & overflown, shrunk, state.loss_scale))
         if self.nonfinite != "allow":
-            kept = kept.replace(rejections=self._record_window(state, finite, has_data, undone=undone, lost=lost))
+            kept = kept.replace(
+                rejections=record_window(
+                    state.rejections,
+                    verdict,
+                    has_data=has_data,
+                    undone=undone,
+                    lost=lost,
+                    attempt=state.attempts - 1,
+                    budget=self._budget,
+                )
+            )
         empty = windows.cleared(window)
         return kept.replace(window=dataclasses.replace(empty, slot=jnp.zeros_like(empty.slot)))
 
@@ -540,78 +556,58 @@ class TrainStep:
 
     # -- acceptance ----------------------------------------------------------------------------------------------
 
-    def _with_result(self, finite: Array, state: TrainState, done: TrainState) -> Array:
-        keep = self.keep_previous
-        if self.nonfinite == "allow" or keep is False:
-            return finite
-        if keep is None and _num_bytes((state.variables, state.opt_state)) > SMALL_STATE_BYTES:
-            return finite
-        result = tree.all_finite((done.variables, done.opt_state, done.ema))
-        # The optimizer is named only where what it was given was finite.
-        return finite.at[CHECKS.index("optimizer result")].set(result | ~finite.all())
+    def _checks_result(self, state: TrainState) -> bool:
+        """Say whether the result of a commit is looked at: where the previous state is there to go back to."""
+        if self.nonfinite == "allow" or self.keep_previous is not None:
+            return bool(self.keep_previous) and self.nonfinite != "allow"
+        return _num_bytes((state.variables, state.opt_state)) <= SMALL_STATE_BYTES
 
-    def _accepts(self, state: TrainState, finite: Array) -> Array:
+    def _with_result(self, verdict: Verdict, state: TrainState, done: TrainState) -> Verdict:
+        if not self._checks_result(state):
+            return verdict
+        return verdict.also_finite("optimizer result", (done.variables, done.opt_state, done.ema))
+
+    def _accepts(self, state: TrainState, verdict: Verdict) -> Array:
         if self.nonfinite == "allow":
             return jnp.asarray(True)
-        return finite.all() & ~state.rejections.stopped
+        return verdict.good & ~state.rejections.stopped
 
     @property
     def _budget(self) -> int:
         return 1 if self.nonfinite == "raise" else self.max_rejected
-
-    def _record(
-        self, state: TrainState, attempt: Attempt, finite: Array, *, accepted: Array, counted: Array
-    ) -> Rejections:
-        """Update the record of rejections; nothing changes where `counted` is False."""
-        old = state.rejections
-        consecutive = jnp.where(accepted, 0, old.consecutive + 1)
-        new = Rejections(
-            total=old.total + (~accepted).astype(jnp.int32),
-            consecutive=consecutive,
-            last=jnp.where(accepted, old.last, state.attempts),
-            finite=jnp.where(accepted, old.finite, finite),
-            last_loss=jnp.where(accepted & attempt.has_data, attempt.value.astype(jnp.float32), old.last_loss),
-            windows=old.windows,
-            stopped=old.stopped | (consecutive >= self._budget),
-        )
-        return tree.select(counted, new, old)
-
-    def _record_window(
-        self, state: TrainState, finite: Array, has_data: Array, *, undone: Array, lost: Array
-    ) -> Rejections:
-        """Update the record when a window closes: lost windows in a row end the run as rejected attempts do."""
-        old = state.rejections
-        in_a_row = jnp.where(lost, old.windows + 1, jnp.where(has_data, 0, old.windows))
-        return dataclasses.replace(
-            old,
-            total=old.total + undone.astype(jnp.int32),
-            last=jnp.where(undone, state.attempts - 1, old.last),
-            finite=jnp.where(undone, finite, old.finite),
-            windows=in_a_row,
-            stopped=old.stopped | (in_a_row >= self._budget),
-        )
 
     def _result(
         self,
         after: TrainState,
         before: TrainState,
         attempt: Attempt,
-        finite: Array,
+        verdict: Verdict,
         accepted: Array,
+        *,
+        overflown: Array,
         kept_out: Array | None = None,
     ) -> Result:
         """Advance the attempt's counters and record, and gather its outputs.
 
-        `kept_out` says that the attempt changes nothing because an earlier one of its window was rejected: it is not
-        rejected itself.
+        `overflown` says that the attempt itself is not finite, whatever the optimizer made of it; `kept_out` that it
+        changes nothing because an earlier one of its window was rejected: it is not rejected itself.
         """
         running = ~before.rejections.stopped
         learner: dict[str, Any] = {"microbatches": before.microbatches + accepted.astype(jnp.int32)}
         if self.nonfinite != "allow":
             counted = running if kept_out is None else running & ~kept_out
-            learner["rejections"] = self._record(before, attempt, finite, accepted=accepted, counted=counted)
+            learner["rejections"] = record(
+                before.rejections,
+                verdict,
+                accepted=accepted,
+                counted=counted,
+                attempt=before.attempts,
+                value=attempt.value,
+                has_data=attempt.has_data,
+                budget=self._budget,
+            )
         # The scale follows the gradient: an optimizer that overflows by itself does not shrink it.
-        adjusted = before.loss_scale.adjust(attempt.finite.all())
+        adjusted = before.loss_scale.adjust(~overflown)
         learner["loss_scale"] = tree.select(running, adjusted, before.loss_scale)
         state = after.replace(attempts=before.attempts + running.astype(jnp.int32), **learner)
         return Result(state, self._outputs(attempt), accepted, None)
@@ -779,10 +775,14 @@ def _narrows(gradient: PyTree, trained: PyTree) -> bool:
     return any(g.dtype != p.dtype for g, p in pairs)
 
 
-def _finite_in_dtype(gradient: PyTree, trained: PyTree) -> Array:
-    """Say for each leaf whether its gradient is finite in the dtype of its parameter: bool [leaves]."""
-    pairs = zip(jax.tree.leaves(gradient), jax.tree.leaves(trained), strict=True)
-    return jnp.stack([jnp.isfinite(g.astype(p.dtype)).all() for g, p in pairs])
+def _as_params(gradient: PyTree, trained: PyTree) -> PyTree:
+    return jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, trained)
+
+
+def _leaf_flags(gradient: PyTree) -> Array:
+    """Give the flags of a commit whose gradient alone was looked at: bool [checks]."""
+    leaves = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient)]
+    return jnp.stack([*[jnp.asarray(True)] * len(CHECKS), *leaves])
 
 
 def _num_bytes(values: PyTree) -> int:

@@ -141,11 +141,11 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StepDriver, "start", noted)
     most: list[int] = []
     recent = lambda: drivers[0]._recent
-    loop.handle_event("iteration_completed", lambda _: most.append(sum(len(g) for _, g, _ in recent()._groups)))
+    loop.handle_event("iteration_completed", lambda _: most.append(sum(len(run) for *_, run in recent()._groups)))
     loop.run(batches(200))
     assert 1 <= max(most) <= 40
-    assert recent()._bytes == sum(size for _, _, size in recent()._groups)
-    monkeypatch.setattr("telic.driver.KEPT_BYTES", 50)
+    assert recent()._bytes == sum(len(run) * run.slab.row_bytes for *_, run in recent()._groups)
+    monkeypatch.setattr("telic.driver.kept.KEPT_BYTES", 50)
     most.clear()
     drivers.clear()
     loop.run(batches(20))

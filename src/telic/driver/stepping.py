@@ -3,33 +3,35 @@
 The only place that jits training and evaluation.
 """
 
-import functools
 import logging
 import time
-import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
-import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 
 from telic import tree
 from telic.contract import Result, as_result
-from telic.errors import CaptureError, CaptureWarning, ContractError, NonFiniteError, ShapeError
-from telic.loop.ports import CountsAttempts, Placement, Reducer, Reported, StepProgram
+from telic.driver.carrying import Packing, Parts
+from telic.driver.kept import Recent
+from telic.driver.reading import Reading
+from telic.driver.shapes import Signature, check_admissible, differences, signature_of
+from telic.driver.slabs import Run, slab_of
+from telic.driver.states import check_same, owned, settle
+from telic.driver.tracing import check_constants, knows_option, unwritten, uses_convolution
+from telic.errors import ContractError, NonFiniteError
+from telic.loop.ports import CountsAttempts, Meter, Placement, Reducer, Reported, StepProgram
 from telic.types import Batch, PyTree
-
-LARGE_CONSTANT_BYTES = 2**20
-"""A constant in the program above this size is warned about."""
 
 GROUP_BYTES = 4 * 2**20
 """Host memory of the batches of one dispatch, at most."""
 
-MAX_WIDTH = 32
+MAX_WIDTH = 128
 """Iterations of one dispatch, at most."""
 
 GROUP_SECONDS = 0.05
@@ -44,12 +46,7 @@ _REGION_ANALYSIS = "xla_cpu_copy_insertion_use_region_analysis"
 _HEALTH_EVERY = 16
 """Iterations between looks at the step's health; each look is at values that are already there."""
 
-KEPT_BYTES = 256 * 2**20
-"""Memory of the batches that are kept until their health is read, at most; those of the newest dispatch always are."""
-
 _log = logging.getLogger("telic.loop")
-
-Signature = tuple[Any, tuple[tuple[tuple[int, ...], Any], ...]]
 
 
 class Listener(Protocol):
@@ -70,6 +67,7 @@ class DriverOptions:
       fuse: Run several iterations in one dispatch where no handler needs the host between them. The bits are the same.
       compiler_options: Handed to XLA.
       listener: Is told of compilations.
+      meter: Counts the time that the host waits for the device.
     """
 
     jit: bool = True
@@ -77,11 +75,18 @@ class DriverOptions:
     fuse: bool = True
     compiler_options: Mapping[str, Any] | None = None
     listener: Listener | None = None
+    meter: Meter | None = None
 
 
 def build_state(build: Callable[..., PyTree], *arguments: Any) -> PyTree:
     """Build a state in one compiled program, its arguments (held arrays among them) passed as data."""
     return jax.jit(build)(*arguments)
+
+
+def compile_step(program: StepProgram, state: PyTree, batch: Batch) -> Any:
+    """Compile one step that gives its state away, on shapes and without running it: to be asked for its memory."""
+    shapes = tree.shape_structs((state, batch))
+    return jax.jit(lambda s, b: as_result(program.step(s, b)).state, donate_argnums=0).lower(*shapes).compile()
 
 
 class StepDriver:
@@ -122,20 +127,22 @@ class StepDriver:
         self._compiled: Any = None
         self._reducers: dict[str, Reducer] = {}
         self._state: PyTree = None
+        self._unwritten: PyTree = None
+        self._parts = Parts([], False)
         self._accumulators: dict[str, PyTree] = {}
         self._empty: PyTree = None
         self._health: deque[tuple[int, Any]] = deque(maxlen=2 * _HEALTH_EVERY)
-        self._recent: _Recent | None = None
+        self._recent: Recent | None = None
         self._signatures: list[Signature] = []
         self._first: Signature | None = None
         self._generation = 0
         self._since_check = 0
-        self._width = 1
+        self._room = 1
         self._loops = False
         self._pace: float | None = None
         self._dispatched = 0.0
         self._in_flight: deque[Any] = deque()
-        self._counts: dict[int, Any] = {}
+        self._numbers: dict[int, Any] = {}
         self._step: Callable[..., Any] = self._body
         self._flush: Callable[..., Any] = self._flushed
         self._compute: Callable[..., Any] = self._values
@@ -147,7 +154,7 @@ class StepDriver:
 
     def _compile_options(self, *, loops: bool) -> dict[str, Any] | None:
         chosen = dict(self._options.compiler_options or {})
-        if loops and jax.default_backend() == "cpu" and _knows_option(_REGION_ANALYSIS):
+        if loops and jax.default_backend() == "cpu" and knows_option(_REGION_ANALYSIS):
             chosen.setdefault(_REGION_ANALYSIS, True)
         return chosen or None
 
@@ -162,10 +169,10 @@ class StepDriver:
     def step_state(self, value: PyTree) -> None:
         if self._state is not None and value is not self._state:
             if self._options.strict:
-                _check_same(self._state, value, "a handler's step_state")
+                check_same(self._state, value, "a handler's step_state")
             if self._recent is not None:
                 self._recent.replaced(self._state, value)
-            value = _owned(value, self._state)
+            value = owned(value, self._state)
         self._state = value
 
     @property
@@ -185,15 +192,15 @@ class StepDriver:
           ContractError: The step changes the structure, shape or dtype of its own state.
         """
         # The run's own shape, also where a run that goes on begins with its smaller last batch.
-        self._first = _signature(batch)
+        self._first = signature_of(batch)
         shapes = tree.shape_structs(self._canonical(batch))
         traced, result = self._trace(step_state, shapes)
         if self._carries:
-            settled = _settle(step_state, result.state)
+            settled = settle(step_state, result.state)
             if settled is not step_state:
                 step_state = settled
                 traced, result = self._trace(step_state, shapes)
-            _check_same(step_state, result.state, "the step")
+            check_same(step_state, result.state, "the step")
         found = {} if self._reported is None else self._reported(result, self._asked)
         self._reducers = {**self._asked, **found}
         for name, probe in self._probes.items():
@@ -205,8 +212,12 @@ class StepDriver:
         if accumulators is not None:
             self._accumulators |= accumulators
         self._state = step_state
-        if self._carries and isinstance(self._program, CountsAttempts):
-            self._recent = _Recent(self._program)
+        self._unwritten = unwritten(traced, step_state) if self._carries else None
+        self._parts = Parts(step_state, True if self._unwritten is None else self._unwritten)
+        # Where nothing is checked, no batch is asked for again.
+        watches = self._carries and jax.eval_shape(self._program.health, step_state) is not None
+        if watches and isinstance(self._program, CountsAttempts):
+            self._recent = Recent(self._program)
         if self._options.jit:
             self._choose_program(traced, shapes)
 
@@ -224,17 +235,16 @@ class StepDriver:
         iterations are grouped never changes a bit. Convolution gradients are the exception: XLA runs them about four
         times slower inside a loop on the CPU, so such a step runs straight-line, one batch at a time.
         """
-        donated = (0, 1) if self._carries else (1,)
         check_constants(traced, self._program)
-        convolves = jax.default_backend() == "cpu" and _uses_convolution(traced)
+        convolves = jax.default_backend() == "cpu" and uses_convolution(traced)
         self._loops = self._carries and not convolves
+        size = sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
+        self._room = max(1, min(MAX_WIDTH, GROUP_BYTES // max(1, size)))
         if not self._loops:
             options = self._compile_options(loops=False)
-            self._step = jax.jit(self._body, donate_argnums=donated, compiler_options=options)
+            self._step = jax.jit(self._body, donate_argnums=(0, 1), compiler_options=options)
             return
-        self._step = jax.jit(self._group, donate_argnums=donated, compiler_options=self._compile_options(loops=True))
-        size = sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
-        self._width = max(1, min(MAX_WIDTH, GROUP_BYTES // max(1, size)))
+        self._step = jax.jit(self._group, donate_argnums=(0, 1), compiler_options=self._compile_options(loops=True))
 
     @property
     def width(self) -> int:
@@ -243,12 +253,16 @@ class StepDriver:
             return 1
         if self._pace is None:
             return 1
-        return max(1, min(self._width, int(GROUP_SECONDS / max(self._pace, 1e-9))))
+        return max(1, min(self._room, int(GROUP_SECONDS / max(self._pace, 1e-9))))
 
-    def stacks(self, first: Batch) -> Callable[[Batch], bool]:
-        """Give a test for batches of the first one's shape, which one dispatch may run with it."""
-        signature = _signature(first)
-        return lambda other: _signature(other) == signature
+    @property
+    def stacked(self) -> bool:
+        """Whether the program takes batches stacked, several at a time."""
+        return self._loops
+
+    def room(self, signature: Signature) -> int:
+        """Give how many batches of a shape are kept together. The smaller last batch is the only one of its shape."""
+        return self._room if signature == self._first else 1
 
     def restart(self, step_state: PyTree) -> None:
         """Start over with another state of the same shapes: accumulators are emptied, programs are kept."""
@@ -257,38 +271,42 @@ class StepDriver:
         for scope in self._scopes:
             self.reset(scope)
 
-    def advance(self, batches: Sequence[Batch], *, epoch: int, iteration: int, fresh: bool, window: Any = None) -> None:
+    def advance(self, batches: Run | Sequence[Batch], *, epoch: int, iteration: int, window: Any = None) -> None:
         """Run batches of one shape in one dispatch."""
-        signature = _signature(batches[0])
-        is_new = signature not in self._signatures
+        if not isinstance(batches, Run):
+            room = self.room(signature_of(batches[0])) if self._loops else len(batches)
+            batches = Run(slab_of(batches, room, stacked=self._loops), 0, len(batches))
+        slab, count = batches.slab, len(batches)
+        is_new = slab.signature not in self._signatures
         if is_new:
-            self._admit(batches[0], signature, epoch, iteration)
-        arguments: tuple[Any, ...]
+            self._admit(batches[0], slab.signature, epoch, iteration)
+        placed = slab.place(self._placement)
+        moving, still = self._parts.split(self._state)
+        arguments: tuple[Any, ...] = (moving, self._accumulators, still)
         if self._loops:
-            # The smaller last batch has a program of width 1: there is only one of it.
-            room = self._width if signature == self._first else 1
-            arguments = (self._placement.put(_stacked(batches, room), fresh=True), self._count_of(len(batches)), window)
+            arguments += (placed, self._number(batches.start), self._number(batches.stop), window)
         else:
-            arguments = (self._placement.put(batches[0], fresh=fresh), window)
+            arguments += (placed[batches.start], window)
         if is_new:
             self._compile(arguments)
         self._generation += 1
         if self._recent is not None:
             self._recent.add(self._generation, batches, self._state)
-        state, self._accumulators, health, ticket = self._step(self._state, self._accumulators, *arguments)
-        if self._carries:
-            self._state = state
+        moving, self._accumulators, health, slab.ticket = self._step(*arguments)
+        self._state = self._parts.join(moving, self._state)
         if health is not None:
             self._health.append((self._generation, health))
-            self._since_check += len(batches)
-        if self._loops:
-            self._keep_pace(ticket, len(batches), is_new)
+            self._since_check += count
+        if self._loops or self._options.meter is not None:
+            self._keep_pace(slab.ticket, count, is_new)
+        if self._recent is None:
+            batches.release()
 
-    def _count_of(self, count: int) -> Any:
-        """Give a number of iterations as an array on the device: put there once, explicitly."""
-        if count not in self._counts:
-            self._counts[count] = jax.device_put(np.int32(count))
-        return self._counts[count]
+    def _number(self, number: int) -> Any:
+        """Give a number of batches as an array on the device: put there once, explicitly."""
+        if number not in self._numbers:
+            self._numbers[number] = jax.device_put(np.int32(number))
+        return self._numbers[number]
 
     def _keep_pace(self, ticket: Any, count: int, is_new: bool) -> None:
         """Wait for a dispatch some way back, and measure how long an iteration takes in the steady state.
@@ -297,18 +315,34 @@ class StepDriver:
         dispatch after the compilation is waited for, so that a slow step is known to be slow before it is grouped.
         """
         if is_new:
-            jax.block_until_ready(ticket)
+            self._wait(ticket)
             self._dispatched = time.perf_counter()
             return
         self._in_flight.append(ticket)
         if self._pace is not None and len(self._in_flight) <= _IN_FLIGHT:
             self._dispatched = time.perf_counter()
             return
-        jax.block_until_ready(self._in_flight.popleft())
+        self._wait(self._in_flight.popleft())
         now = time.perf_counter()
         seconds = (now - self._dispatched) / count
         self._pace = seconds if self._pace is None else 0.7 * self._pace + 0.3 * seconds
         self._dispatched = now
+
+    def _wait(self, ticket: Any) -> None:
+        """Wait for the device until a dispatch is done."""
+        meter = self._options.meter
+        with nullcontext() if meter is None else meter.part("device"):
+            jax.block_until_ready(ticket)
+
+    @property
+    def compiled(self) -> Any:
+        """The program compiled last, to be asked for its memory and its costs; None before the first."""
+        return self._compiled
+
+    @property
+    def unwritten(self) -> PyTree:
+        """A tree like the state, True at each leaf that the step hands on as it is: no batch can change it."""
+        return self._unwritten
 
     def probe(
         self, names: Sequence[str], batch: Batch, *, epoch: int, iteration: int, window: Any = None
@@ -318,9 +352,9 @@ class StepDriver:
         The step runs once more for it, in a program of its own from which everything the probes do not read is
         dropped. The program that trains is the one of a run without probes, so its bits are too.
         """
-        signature = _signature(batch)
+        signature = signature_of(batch)
         if signature not in self._signatures and signature != self._first and self._options.strict:
-            self._refuse_or_admit(batch, signature, epoch, iteration)
+            check_admissible(batch, self._first or signature, self._signatures, epoch=epoch, iteration=iteration)
         placed = self._placement.put(batch, fresh=False)
         key = (tuple(names), signature)
         if key not in self._probe_programs:
@@ -344,19 +378,6 @@ class StepDriver:
         if listener is not None:
             listener.compiled(what, time.perf_counter() - began)
         return program
-
-    def memory(self) -> dict[str, int] | None:
-        """Give the bytes of the compiled step by kind (arguments, outputs, temporaries, ...), or None where unknown."""
-        analysis = None if self._compiled is None else self._compiled.memory_analysis()
-        if analysis is None:
-            return None
-        return {
-            "arguments": int(analysis.argument_size_in_bytes),
-            "outputs": int(analysis.output_size_in_bytes),
-            "temporaries": int(analysis.temp_size_in_bytes),
-            "outputs that reuse arguments": int(analysis.alias_size_in_bytes),
-            "program": int(analysis.generated_code_size_in_bytes),
-        }
 
     def plan(self, batches: Sequence[Batch]) -> Any:
         """Give what the step plans for a window of these batches."""
@@ -436,32 +457,48 @@ class StepDriver:
         return self._program.step(state, batch) if window is None else self._program.step(state, batch, window)
 
     def _group(
-        self, state: PyTree, accumulators: Mapping[str, PyTree], batches: Batch, count: Any, window: Any = None
+        self,
+        moving: list[Any],
+        accumulators: Mapping[str, PyTree],
+        still: list[Any],
+        batches: Batch,
+        start: Any,
+        stop: Any,
+        window: Any = None,
     ) -> tuple[Any, Any, Any, Any]:
-        """Run the first `count` of stacked batches: what is compiled where the step may stand in a loop."""
+        """Run stacked batches from one to before another: what is compiled where the step may stand in a loop."""
+        packing = Packing((moving, dict(accumulators)))
 
         def one(i: Any, carry: Any) -> Any:
-            state, accumulators, _ = carry
+            moving, accumulators = packing.unpack(carry)
             batch = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), batches)
-            return self._one(state, accumulators, batch, window)
+            return packing.pack(self._one(moving, accumulators, still, batch, window))
 
-        start = (state, dict(accumulators), self._program.health(state))
-        state, accumulators, health = jax.lax.fori_loop(0, count, one, start)
-        return state, accumulators, health, accumulators["index"] + 0
+        carry = jax.lax.fori_loop(start, stop, one, packing.pack((moving, dict(accumulators))))
+        moving, accumulators = packing.unpack(carry)
+        return moving, accumulators, self._health_of(moving, still), accumulators["index"] + 0
 
     def _body(
-        self, state: PyTree, accumulators: Mapping[str, PyTree], batch: Batch, window: Any = None
+        self,
+        moving: list[Any],
+        accumulators: Mapping[str, PyTree],
+        still: list[Any],
+        batch: Batch,
+        window: Any = None,
     ) -> tuple[Any, Any, Any, Any]:
         """Run one batch by itself: what is compiled where the step must not stand in a loop."""
-        state, accumulators, health = self._one(state, accumulators, batch, window)
-        return state, accumulators, health, accumulators["index"] + 0
+        moving, accumulators = self._one(moving, accumulators, still, batch, window)
+        return moving, accumulators, self._health_of(moving, still), accumulators["index"] + 0
+
+    def _health_of(self, moving: list[Any], still: list[Any]) -> PyTree:
+        return self._program.health(self._parts.state(moving, still)) if self._carries else None
 
     def _one(
-        self, state: PyTree, accumulators: Mapping[str, PyTree], batch: Batch, window: Any
-    ) -> tuple[Any, Any, Any]:
+        self, moving: list[Any], accumulators: Mapping[str, PyTree], still: list[Any], batch: Batch, window: Any
+    ) -> tuple[list[Any], Any]:
         """Step and metrics of one batch."""
         index = accumulators["index"]
-        result = as_result(self._call(state, batch, index, window))
+        result = as_result(self._call(self._parts.state(moving, still), batch, index, window))
         after: dict[str, Any] = {"index": index + 1}
         for scope in self._scopes:
             old = accumulators[scope]
@@ -471,9 +508,7 @@ class StepDriver:
                 kept = tree.select(result.accepted, new, old)
                 new = {name: new[name] if r.always else kept[name] for name, r in self._reducers.items()}
             after[scope] = new
-        if not self._carries:
-            return None, after, None
-        return result.state, after, self._program.health(result.state)
+        return (self._parts.split(result.state)[0] if self._carries else []), after
 
     def _flushed(self, state: PyTree) -> tuple[PyTree, PyTree]:
         after = self._program.flush(state)
@@ -492,7 +527,7 @@ class StepDriver:
     def _admit(self, batch: Batch, signature: Signature, epoch: int, iteration: int) -> None:
         """Admit a batch shape, or say why not."""
         if signature != self._first and self._options.strict:
-            self._refuse_or_admit(batch, signature, epoch, iteration)
+            check_admissible(batch, self._first or signature, self._signatures, epoch=epoch, iteration=iteration)
         if self._signatures and self._options.jit:
             before = self._signatures[-1]
             _log.info(
@@ -500,7 +535,7 @@ class StepDriver:
                 iteration,
                 epoch,
                 len(self._signatures) + 1,
-                "; ".join(_differences(batch, before, signature)),
+                "; ".join(differences(batch, before, signature)),
                 extra={"telic": {"epoch": epoch, "iteration": iteration, "programs": len(self._signatures) + 1}},
             )
         self._signatures.append(signature)
@@ -515,243 +550,17 @@ class StepDriver:
         if listener is not None:
             listener.compiling(what)
         step: Any = self._step
-        self._compiled = step.lower(self._state, self._accumulators, *arguments).compile()
+        self._compiled = step.lower(*arguments).compile()
         if listener is not None:
             listener.compiled(what, time.perf_counter() - began)
-
-    def _refuse_or_admit(self, batch: Batch, signature: Signature, epoch: int, iteration: int) -> None:
-        """Under strict, admit one smaller last batch and nothing else.
-
-        Raises:
-          ShapeError: Another shape came; batch, epoch, leaf and both shapes are named.
-        """
-        first = signature if self._first is None else self._first
-        smaller_seen = any(other != first for other in self._signatures)
-        smaller = (
-            not smaller_seen
-            and signature[0] == first[0]
-            and all(
-                new[1] == old[1]
-                and new[0][1:] == old[0][1:]
-                and len(new[0]) == len(old[0]) > 0
-                and new[0][0] < old[0][0]
-                for new, old in zip(signature[1], first[1], strict=True)
-            )
-        )
-        if smaller:
-            return
-        where = f"batch {iteration} of epoch {epoch}"
-        remedy = (
-            "Make batches of one shape (drop the remainder, or pad), cast before the loop, or run with strict=False "
-            "and pay a compilation for each shape"
-        )
-        if signature[0] != first[0]:
-            raise ShapeError(f"{where} has another structure: expected {first[0]}, got {signature[0]}. {remedy}")
-        names = tree.leaf_names(batch) or ["batch"]
-        for name, new, old in zip(names, signature[1], first[1], strict=True):
-            if new != old:
-                raise ShapeError(
-                    f"{where}: leaf {name or 'batch'!r} has shape {new[0]} and dtype {new[1]}, the first batch had "
-                    f"{old[0]} and {old[1]}"
-                    + (", and one smaller last batch was seen already" if smaller_seen else "")
-                    + f". {remedy}"
-                )
-
-
-class _Recent:
-    """Batches whose health was not read yet: one of them may be what the run ends with."""
-
-    def __init__(self, program: CountsAttempts):
-        self._program = program
-        self._groups: deque[tuple[int, list[tuple[int, Batch]], int]] = deque()
-        self._next: int | None = None
-        self._bytes = 0
-
-    def add(self, generation: int, batches: Sequence[Batch], state: PyTree) -> None:
-        """Keep the batches of a dispatch; `state` is the one before it."""
-        if self._next is None:
-            self._next = int(jax.device_get(self._program.attempts_made(state)))
-        group: list[tuple[int, Batch]] = []
-        for batch in batches:
-            group.append((self._next, batch))
-            self._next += self._program.num_attempts(batch)
-        size = sum(int(getattr(x, "nbytes", 0)) for x in jax.tree.leaves(list(batches)))
-        self._groups.append((generation, group, size))
-        self._bytes += size
-        while self._bytes > KEPT_BYTES and len(self._groups) > 1:
-            self._drop()
-
-    def forget(self, generation: int) -> None:
-        """Drop the batches of the dispatches up to one."""
-        while self._groups and self._groups[0][0] <= generation:
-            self._drop()
-
-    def replaced(self, before: PyTree, after: PyTree) -> None:
-        """Take note that a handler gave another state: its attempts may be counted from elsewhere."""
-        if self._program.attempts_made(before) is not self._program.attempts_made(after):
-            self._next = None
-
-    def of_attempt(self, attempt: int) -> Batch | None:
-        """Give the microbatch of an attempt as NumPy arrays, or None when it is not kept."""
-        for _, group, _ in reversed(self._groups):
-            for first, batch in reversed(group):
-                if first <= attempt < first + self._program.num_attempts(batch):
-                    part = self._program.attempt_batch(batch, attempt - first)
-                    return jax.tree.map(_on_host, part)
-        return None
-
-    def _drop(self) -> None:
-        self._bytes -= self._groups.popleft()[2]
-
-
-class Reading:
-    """Metrics of a scope at one moment, computed when called. Borrowed: only the latest moment can be read."""
-
-    def __init__(self, driver: StepDriver, scope: str, generation: int):
-        self._driver = driver
-        self._scope = scope
-        self._generation = generation
-
-    def _start(self) -> dict[str, Any]:
-        if self._driver.generation != self._generation:
-            raise ContractError(
-                "these metrics belong to an earlier moment and were not read then: a LoopState is borrowed until its "
-                "handler returns; keep a copy with state.keep()"
-            )
-        return self._driver.read(self._scope)
-
-    def __call__(self) -> dict[str, Any]:
-        """Compute now and wait for the values."""
-        return to_host(self._start())
-
-    def later(self) -> Callable[[], dict[str, Any]]:
-        """Start computing now; the function given waits for the values when it is called."""
-        values = self._start()
-        return lambda: to_host(values)
-
-
-def _on_host(leaf: Any) -> Any:
-    if jnp.issubdtype(getattr(leaf, "dtype", np.int32), jax.dtypes.prng_key):
-        leaf = jax.random.key_data(leaf)
-    return np.asarray(jax.device_get(leaf))
-
-
-def to_host(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Fetch values: floats for scalars, NumPy arrays and trees of them for the rest."""
-    fetched = jax.device_get(dict(values))
-    return {
-        name: float(v) if isinstance(v, np.ndarray | np.generic) and np.ndim(v) == 0 and not np.iscomplexobj(v) else v
-        for name, v in fetched.items()
-    }
-
-
-def check_constants(closed: Any, program: Any) -> None:
-    """Look through a traced program, sub-programs included, for arrays compiled in as constants.
-
-    Raises:
-      CaptureError: A captured array is one of the model's own weights.
-    """
-    held = {id(x) for x in jax.tree.leaves(getattr(program, "held_leaves", lambda: ())())}
-    for constant in _constants(closed):
-        size = getattr(constant, "nbytes", 0)
-        if id(constant) in held:
-            raise CaptureError(
-                f"the program captures the model's own weights ({constant.dtype}{list(constant.shape)}) as constants: "
-                "they would never be trained. Read them from `variables`, and return them from held_variables"
-            )
-        if size > LARGE_CONSTANT_BYTES:
-            warnings.warn(
-                f"an array of {size / 2**20:.1f} MiB ({constant.dtype}{list(constant.shape)}) is compiled into the "
-                "program as a constant. Return it from held_variables, or pass frozen={'name': tree} to supervised",
-                CaptureWarning,
-                stacklevel=2,
-            )
-
-
-def _constants(closed: Any) -> list[Any]:
-    """Give the arrays that a traced program, sub-programs included, holds as constants."""
-    found: list[Any] = []
-    for program in _programs(closed):
-        found += [c for c in getattr(program, "consts", ()) if hasattr(c, "nbytes")]
-        literals = (v for eqn in program.eqns for v in eqn.invars if isinstance(v, jax.extend.core.Literal))
-        found += [v.val for v in literals if hasattr(v.val, "nbytes")]
-    return found
-
-
-def _programs(closed: Any) -> Iterator[Any]:
-    """Give a traced program and its sub-programs. With JAX 0.12 a closed program and an open one are one class."""
-    seen: set[int] = set()
-    todo: list[Any] = [closed]
-    while todo:
-        item = todo.pop()
-        if id(item) in seen:
-            continue
-        seen.add(id(item))
-        if isinstance(item, jax.extend.core.ClosedJaxpr | jax.extend.core.Jaxpr):
-            yield item
-            todo += [value for eqn in item.eqns for value in eqn.params.values()]
-        elif isinstance(item, tuple | list):
-            todo += list(item)
 
 
 def _no_plan(state: PyTree, batches: Sequence[Batch]) -> None:
     """Plan nothing: most steps need no more than the batch in hand."""
 
 
-def _stacked(batches: Sequence[Batch], room: int) -> Batch:
-    """Give batches stacked along a first dimension of `room`, in memory of their own.
-
-    Rows past the last batch are never read.
-    """
-
-    def stack(*leaves: Any) -> Any:
-        if isinstance(leaves[0], jax.Array):
-            padded = [*leaves, *[leaves[0]] * (room - len(leaves))]
-            return jnp.stack(padded)
-        out = np.empty((room, *np.shape(leaves[0])), np.asarray(leaves[0]).dtype)
-        for i, leaf in enumerate(leaves):
-            out[i] = leaf
-        # What memory held before can overflow when the array is cast, and JAX casts all of it.
-        out[len(leaves) :] = 0
-        return out
-
-    return jax.tree.map(stack, *batches)
-
-
-def _uses_convolution(closed: Any) -> bool:
-    """Say whether a traced program, sub-programs included, holds a convolution."""
-    return any(eqn.primitive.name == "conv_general_dilated" for p in _programs(closed) for eqn in p.eqns)
-
-
-@functools.cache
-def _knows_option(name: str) -> bool:
-    """Say whether this XLA knows a compile option."""
-    try:
-        jax.jit(lambda x: x, compiler_options={name: True}).lower(jnp.zeros(())).compile()
-    except jax.errors.JaxRuntimeError:
-        return False
-    return True
-
-
 def _structs(state: PyTree) -> PyTree:
     return jax.tree.map(lambda x: x if tree.is_array(x) else jnp.asarray(x), state)
-
-
-def _signature(batch: Batch) -> Signature:
-    leaves, structure = jax.tree.flatten(batch)
-    return structure, tuple([(x.shape, x.dtype) if hasattr(x, "dtype") else ((), type(x)) for x in leaves])
-
-
-def _differences(batch: Batch, before: Signature, after: Signature) -> list[str]:
-    """Say what changed from one batch shape to another, leaf by leaf."""
-    if before[0] != after[0]:
-        return [f"the structure was {before[0]} and is {after[0]}"]
-    names = tree.leaf_names(batch) or ["batch"]
-    return [
-        f"leaf {name or 'batch'!r} was {old[1]}{list(old[0])} and is {new[1]}{list(new[0])}"
-        for name, old, new in zip(names, before[1], after[1], strict=True)
-        if old != new
-    ]
 
 
 def _check_probe(name: str, probe: Callable[[Any], PyTree], result: Result) -> None:
@@ -772,54 +581,3 @@ def _check_probe(name: str, probe: Callable[[Any], PyTree], result: Result) -> N
     except TypeError as error:
         error.add_note(f"raised while probe {name!r} was traced: it must give arrays, or a tree of them")
         raise
-
-
-def _settle(state: PyTree, after: PyTree) -> PyTree:
-    """Give a first state in the dtypes the step produces, where Python scalars left them open."""
-    _check_structure(state, after)
-    leaves, structure = jax.tree.flatten(state)
-    is_open = [not tree.is_array(leaf) or getattr(leaf, "weak_type", False) for leaf in leaves]
-    if not any(is_open):
-        return state
-    new = [
-        jnp.asarray(leaf, like.dtype) if loose else leaf
-        for leaf, like, loose in zip(leaves, structure.flatten_up_to(after), is_open, strict=True)
-    ]
-    return structure.unflatten(new)
-
-
-def _owned(value: PyTree, current: PyTree) -> PyTree:
-    """Give a state whose arrays may be donated: those of the current state as they are, each once, the rest copied."""
-    free = {id(leaf) for leaf in jax.tree.leaves(current) if isinstance(leaf, jax.Array)}
-
-    def own(leaf: Any) -> Any:
-        if id(leaf) in free:
-            free.remove(id(leaf))
-            return leaf
-        # The dtype is given so that a Python number does not stay weakly typed, which would compile again.
-        return jnp.array(leaf, jnp.result_type(leaf), copy=True)
-
-    return jax.tree.map(own, value)
-
-
-def _check_structure(before: PyTree, after: PyTree) -> None:
-    if jax.tree.structure(before) != jax.tree.structure(after):
-        a, b = set(tree.leaf_names(before)), set(tree.leaf_names(after))
-        detail = (
-            f"missing: {sorted(a - b) or 'nothing'}, new: {sorted(b - a) or 'nothing'}"
-            if a != b
-            else f"{jax.tree.structure(before)} became {jax.tree.structure(after)}"
-        )
-        raise ContractError(f"the step must return a state of the structure it was given; {detail}")
-
-
-def _check_same(before: PyTree, after: PyTree, what: str) -> None:
-    _check_structure(before, after)
-    new = tree.named_leaves(after)
-    for name, old in tree.named_leaves(before).items():
-        a, b = (jnp.shape(old), old.dtype), (jnp.shape(new[name]), jnp.result_type(new[name]))
-        if a != b:
-            raise ContractError(
-                f"{what} changes leaf {name or 'state'!r} from {a[1]}{list(a[0])} to {b[1]}{list(b[0])}: a state must "
-                "keep its shapes and dtypes; start it in the dtype the step gives, or cast inside the step"
-            )

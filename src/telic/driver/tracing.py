@@ -1,0 +1,87 @@
+"""What a traced step is made of: constants, convolutions, leaves it hands on; and what this XLA knows."""
+
+import functools
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.extend.core
+import jax.numpy as jnp
+
+from telic.errors import CaptureError, CaptureWarning
+from telic.types import PyTree
+
+LARGE_CONSTANT_BYTES = 2**20
+"""A constant in the program above this size is warned about."""
+
+
+def check_constants(closed: Any, program: Any) -> None:
+    """Look through a traced program, sub-programs included, for arrays compiled in as constants.
+
+    Raises:
+      CaptureError: A captured array is one of the model's own weights.
+    """
+    held = {id(x) for x in jax.tree.leaves(getattr(program, "held_leaves", lambda: ())())}
+    for constant in _constants(closed):
+        size = getattr(constant, "nbytes", 0)
+        if id(constant) in held:
+            raise CaptureError(
+                f"the program captures the model's own weights ({constant.dtype}{list(constant.shape)}) as constants: "
+                "they would never be trained. Read them from `variables`, and return them from held_variables"
+            )
+        if size > LARGE_CONSTANT_BYTES:
+            warnings.warn(
+                f"an array of {size / 2**20:.1f} MiB ({constant.dtype}{list(constant.shape)}) is compiled into the "
+                "program as a constant. Return it from held_variables, or pass frozen={'name': tree} to supervised",
+                CaptureWarning,
+                stacklevel=2,
+            )
+
+
+def _constants(closed: Any) -> list[Any]:
+    """Give the arrays that a traced program, sub-programs included, holds as constants."""
+    found: list[Any] = []
+    for program in _programs(closed):
+        found += [c for c in getattr(program, "consts", ()) if hasattr(c, "nbytes")]
+        literals = (v for eqn in program.eqns for v in eqn.invars if isinstance(v, jax.extend.core.Literal))
+        found += [v.val for v in literals if hasattr(v.val, "nbytes")]
+    return found
+
+
+def _programs(closed: Any) -> Iterator[Any]:
+    """Give a traced program and its sub-programs. With JAX 0.12 a closed program and an open one are one class."""
+    seen: set[int] = set()
+    todo: list[Any] = [closed]
+    while todo:
+        item = todo.pop()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        if isinstance(item, jax.extend.core.ClosedJaxpr | jax.extend.core.Jaxpr):
+            yield item
+            todo += [value for eqn in item.eqns for value in eqn.params.values()]
+        elif isinstance(item, tuple | list):
+            todo += list(item)
+
+
+def uses_convolution(closed: Any) -> bool:
+    """Say whether a traced program, sub-programs included, holds a convolution."""
+    return any(eqn.primitive.name == "conv_general_dilated" for p in _programs(closed) for eqn in p.eqns)
+
+
+@functools.cache
+def knows_option(name: str) -> bool:
+    """Say whether this XLA knows a compile option."""
+    try:
+        jax.jit(lambda x: x, compiler_options={name: True}).lower(jnp.zeros(())).compile()
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
+
+
+def unwritten(traced: Any, state: PyTree) -> PyTree:
+    """Give a tree like a state, True at each leaf that a traced step gives back as it was given."""
+    structure = jax.tree.structure(state)
+    pairs = zip(traced.jaxpr.invars, traced.jaxpr.outvars, strict=False)
+    return jax.tree.unflatten(structure, [before is after for before, after in pairs][: structure.num_leaves])
