@@ -40,9 +40,9 @@ def main() -> None:
     digest_threads = set()
     pack = store.pack
 
-    def watched(leaves):
+    def watched(leaves, frozen=()):
         digest_threads.add(threading.current_thread().name)
-        return pack(leaves)
+        return pack(leaves, frozen)
 
     store.pack = watched
     ours, whole = [], []

@@ -13,7 +13,9 @@ from typing import Any
 import flax.linen as nn
 import grain
 import jax
+import jax.numpy as jnp
 import numpy as np
+from absl import flags
 
 import telic
 from telic import tree
@@ -85,18 +87,73 @@ def make_data(o: dict[str, Any]) -> Any:
             n = o["batch"]
             # The last batch is smaller.
             return [(inputs[i : i + n], targets[i : i + n]) for i in range(0, len(inputs), n)]
-        case "grain":
+        case "generator":
+            # Asked for: it is made anew and read up to the position.
+            batches = make_data({**o, "data": "list"})[: len(inputs) // o["batch"]]
+            return telic.data.Dataset(train=lambda partition: (batch for batch in batches))
+        case "hf":
+            return hugging_face(inputs, targets, o)
+        case "torch" | "torch2" | "stateful" | "stateful2":
+            return loaders(inputs, targets, o)
+        case "grain" | "grain2":
             pairs = [{"inputs": x, "targets": y} for x, y in zip(inputs, targets, strict=True)]
             made = grain.MapDataset.source(pairs).seed(o["seed"]).shuffle()
             rows = made.random_map(lambda r, rng: {**r, "inputs": r["inputs"] + rng.normal(0, 0.1, 4).astype("f4")})
             batches = rows.to_iter_dataset().batch(o["batch"], drop_remainder=True)
+            if o["data"] == "grain2":
+                # Grain's workers read flags, which a program without absl.app has to declare parsed.
+                flags.FLAGS.mark_as_parsed()
+                batches = batches.mp_prefetch(grain.MultiprocessingOptions(num_workers=2))
             return telic.data.Dataset(train=lambda partition: iter(batches))
         case _:
             raise ValueError(o["data"])
 
 
+def hugging_face(inputs: Any, targets: Any, o: dict[str, Any]) -> Any:
+    """Give a map-style data set of Hugging Face, shuffled by the number of the epoch."""
+    import datasets
+    import pyarrow
+
+    rows = datasets.Dataset(pyarrow.table({"inputs": inputs.tolist(), "targets": targets.tolist()}), fingerprint="t")
+    rows = rows.with_format("numpy", dtype=np.float32)
+    return lambda epoch: rows.shuffle(seed=epoch, new_fingerprint=f"t{epoch}").iter(
+        batch_size=o["batch"], drop_last_batch=True
+    )
+
+
+def loaders(inputs: Any, targets: Any, o: dict[str, Any]) -> Any:
+    """Give a torch DataLoader in order, or one that keeps its position, shuffled by the number of the epoch."""
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    stored = TensorDataset(torch.from_numpy(inputs), torch.from_numpy(targets))
+    workers = 2 if o["data"].endswith("2") else 0
+    if o["data"].startswith("torch"):
+        return DataLoader(stored, batch_size=o["batch"], num_workers=workers, drop_last=True)
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    return lambda epoch: StatefulDataLoader(
+        stored,
+        batch_size=o["batch"],
+        num_workers=workers,
+        drop_last=True,
+        shuffle=True,
+        generator=torch.Generator().manual_seed(epoch),
+    )
+
+
+def make_model(o: dict[str, Any]) -> Any:
+    match o["model"]:
+        case "conv":
+            return Conv()
+        case "linear":
+            return (lambda key, x: {"w": jnp.full((4, 1), 0.1)}, lambda params, x: x @ params["w"])
+        case _:
+            return MLP(o["width"])
+
+
 def make_loop(o: dict[str, Any]) -> telic.Loop:
-    objective = telic.supervised(Conv() if o["model"] == "conv" else MLP(o["width"]), "mean_squared_error")
+    objective = telic.supervised(make_model(o), "mean_squared_error")
     if o["ema"]:
         objective.ema = telic.EMASpec(decay=lambda updates: 0.9)
     trainer = telic.Trainer(objective, o["optimizer"], key=o["key"], accumulate=o["accumulate"])

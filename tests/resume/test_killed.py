@@ -5,8 +5,8 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -14,29 +14,21 @@ import pytest
 
 from telic.checkpoints import verify
 from telic.checkpoints.points import POINTS
+from tests.resume.processes import Child, server
 from tests.resume.program import DEFAULTS, digests, make_data, make_loop
-
-ROOT = Path(__file__).resolve().parents[2]
 
 SMALL: dict[str, Any] = {"records": 14, "epochs": 2}
 
 
-def start(**options: Any) -> subprocess.Popen[str]:
+def start(**options: Any) -> Child:
     assert set(options) <= set(DEFAULTS)
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.resume.program", json.dumps(options)],
-        cwd=ROOT,
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "src")))},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    place = Path(options.get("directory") or options["out"]).parent
+    place.mkdir(parents=True, exist_ok=True)
+    return server().start(options, place / f"output-{uuid.uuid4().hex[:8]}.txt")
 
 
 def run(**options: Any) -> tuple[int, str]:
-    process = start(**options)
-    out, err = process.communicate(timeout=300)
-    return process.returncode, out + err
+    return start(**options).finish()
 
 
 def finished(directory: Path, **options: Any) -> dict[str, str]:
@@ -124,13 +116,13 @@ def test_killed_at_random(tmp_path: Path) -> None:
         directory.parent.mkdir()
         while True:
             process = start(directory=str(directory), out=str(directory.parent / "end.json"), **options)
-            time.sleep(draw.uniform(1.0, 6.0))
+            process.poll(draw.uniform(0.2, 5.0))
             if process.poll() is None:
                 process.kill()
                 kills += 1
-            _, err = process.communicate()
-            assert process.returncode in (0, -signal.SIGKILL), err
-            if process.returncode == 0:
+            code, text = process.finish()
+            assert code in (0, -signal.SIGKILL), text
+            if code == 0:
                 break
             if kills >= 200:
                 finished(directory, **options)
@@ -146,7 +138,6 @@ def test_second_signal_ends_at_once(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     options: dict[str, Any] = {**SMALL, "pause": 0.5}
     process = start(directory=str(directory), **options)
-    assert process.stdout is not None
     deadline = time.monotonic() + 120
     while not (directory / "1").exists():
         assert time.monotonic() < deadline
@@ -154,8 +145,7 @@ def test_second_signal_ends_at_once(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
-    assert process.returncode == 143
+    assert process.finish()[0] == 143
     assert finished(directory, **SMALL) == uninterrupted(tmp_path, **SMALL)
 
 

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +23,8 @@ class Checkpoints:
       keep: Newest checkpoints that stay, at least 1. With 2, one damaged checkpoint costs one interval.
       every: Updates between checkpoints; None saves at each epoch's end. A run saves at its end in any case.
       keep_best: Best checkpoints by `metric` that stay beside the newest.
+      keep_every: The first checkpoint at or after each multiple of so many updates stays for good: an archive beside
+        the newest. None keeps none.
       metric: Name of what ranks them, such as "validation_loss"; a value that is not finite ranks nowhere.
       mode: "min" when a smaller value is better, "max" when a larger one is.
       check_data: Refuse to continue when the next batch is not the one that would have come. Turn it off for data that
@@ -41,6 +43,7 @@ class Checkpoints:
     metric: str | None = None
     mode: Literal["min", "max"] | None = None
     check_data: bool = True
+    keep_every: int | None = None
 
     def __init__(
         self,
@@ -51,15 +54,17 @@ class Checkpoints:
         metric: str | None = None,
         mode: Literal["min", "max"] | None = None,
         check_data: bool = True,
+        keep_every: int | None = None,
     ):
         put: dict[str, Any] = {"directory": Path(directory), "keep": keep, "every": every, "keep_best": keep_best}
-        put |= {"metric": metric, "mode": mode, "check_data": check_data}
+        put |= {"metric": metric, "mode": mode, "check_data": check_data, "keep_every": keep_every}
         for name, value in put.items():
             object.__setattr__(self, name, value)
         check_count("keep", keep, least=1)
         check_count("keep_best", keep_best, least=0)
-        if every is not None:
-            check_count("every", every, least=1)
+        for name, count in (("every", every), ("keep_every", keep_every)):
+            if count is not None:
+                check_count(name, count, least=1)
         if keep_best and (metric is None or mode not in ("min", "max")):
             raise ValueError(
                 f"keep_best={keep_best} needs metric= and mode='min' or 'max' to say what is best, got "
@@ -76,7 +81,7 @@ def check_count(name: str, value: object, *, least: int) -> None:
 
 
 def superfluous(config: Checkpoints, scores: Mapping[Order, float | None]) -> list[Order]:
-    """Give the checkpoints that need not stay: neither among the newest nor among the best.
+    """Give the checkpoints that need not stay: neither among the newest, nor the best, nor in the archive.
 
     Args:
       config: How many stay.
@@ -84,7 +89,18 @@ def superfluous(config: Checkpoints, scores: Mapping[Order, float | None]) -> li
     """
     stay = set(sorted(scores)[-config.keep :])
     stay.update(best(scores, config.mode)[: config.keep_best])
+    if config.keep_every is not None:
+        stay.update(archive(scores, config.keep_every))
     return sorted(set(scores) - stay)
+
+
+def archive(orders: Iterable[Order], every: int) -> list[Order]:
+    """Give the first checkpoint at or after each multiple of so many updates, from the first multiple on."""
+    firsts: dict[int, Order] = {}
+    for order in sorted(orders):
+        if order[0] >= every:
+            firsts.setdefault(order[0] // every, order)
+    return list(firsts.values())
 
 
 def best(scores: Mapping[Order, float | None], mode: str | None) -> list[Order]:

@@ -6,7 +6,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -17,7 +17,7 @@ from telic.checkpoints import files, leaves, store
 from telic.checkpoints.config import Checkpoints, superfluous
 from telic.checkpoints.files import Order
 from telic.checkpoints.leaves import Leaf
-from telic.checkpoints.manifest import Manifest
+from telic.checkpoints.manifest import Entry, Manifest
 from telic.checkpoints.manifest import read as read_manifest
 from telic.checkpoints.points import reach
 from telic.errors import CheckpointError
@@ -71,6 +71,7 @@ class RunDirectory:
         self._held = ExitStack()
         self._run = secrets.token_hex(16)
         self._scores: dict[Order, float | None] = {}
+        self._frozen: tuple[str, dict[str, Entry]] | None = None
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self._failures = 0
@@ -91,6 +92,7 @@ class RunDirectory:
         try:
             self._root.mkdir(parents=True, exist_ok=True)
             self._held.enter_context(files.locked(self._root))
+            store.prepare()
             return files.clean(self._root)
         except OSError as error:
             error.add_note(f"checkpoints should go to {self._root}: give a directory that can be written")
@@ -120,6 +122,7 @@ class RunDirectory:
                 found.rejected[name] = str(error)
                 continue
             found.saved = Saved(name, manifest.body, arrays)
+            self._note_frozen(name, manifest.leaves)
             self._adopt(manifest.run, orders)
             break
         if found.saved is None and found.rejected:
@@ -142,6 +145,11 @@ class RunDirectory:
             if manifest.run == run:
                 self._scores[order] = _score(manifest)
 
+    def _note_frozen(self, name: str, leaves: Mapping[str, Entry]) -> None:
+        """Remember a checkpoint whose frozen arrays later ones may link to."""
+        frozen = {leaf: entry for leaf, entry in leaves.items() if store.is_frozen(entry.at)}
+        self._frozen = (name, frozen) if frozen else None
+
     def set_aside(self) -> Path | None:
         """Move the checkpoints there are out of the way; give where, or None when there are none."""
         orders, _ = files.listing(self._root)
@@ -156,6 +164,7 @@ class RunDirectory:
         arrays: Mapping[str, Any],
         score: float | None,
         *,
+        frozen: Collection[str] = (),
         in_haste: bool = False,
     ) -> None:
         """Begin to save; returns before it is saved, and waits first for a save that is still under way.
@@ -165,6 +174,7 @@ class RunDirectory:
           body: Plain data.
           arrays: Arrays by name that nothing will change or donate.
           score: What ranks it, or None.
+          frozen: Names of arrays that no step can write: they are on the disk once.
           in_haste: The process is about to be killed: write, and leave reading back and deleting to the next run.
         """
         began = time.monotonic()
@@ -173,7 +183,7 @@ class RunDirectory:
 
         def work() -> None:
             try:
-                self._save(updates, body, arrays, score, in_haste)
+                self._save(updates, body, arrays, score, frozen, in_haste)
                 self._failures, self._error = 0, None
             except Exception as error:
                 self._failures += 1
@@ -223,30 +233,26 @@ class RunDirectory:
         body: Mapping[str, Any],
         arrays: Mapping[str, Any],
         score: float | None,
+        frozen: Collection[str],
         in_haste: bool,
     ) -> None:
         """Write, read back, and delete what is superfluous: on the background thread."""
         host = leaves.to_host(arrays)
         reach("snapshot_taken")
-        entries, packed = store.pack(host)
+        entries, packed = store.pack(host, frozen)
         reach("digests_made")
         order = self._free_order(updates)
         name = files.name_of(order)
-        size = sum(array.nbytes for array in packed.values())
-        free = shutil.disk_usage(self._root).free
-        if free < size:
-            raise OSError(f"the disk is full: {size:,} bytes are needed and {free:,} are free")
         manifest = Manifest(self._run, entries, {**body, "score": score, "versions": versions()})
+        like = self._like(entries)
         try:
-            store.write(self._root, name, manifest, packed)
-            if not in_haste:
-                store.read(self._root, name)
-        except Exception:
-            # What is half written or does not read back would fill the disk, or be taken for a checkpoint.
-            if (self._root / name).exists():
-                files.remove(self._root, name)
-            files.clean(self._root)
-            raise
+            self._write(name, manifest, packed, like, in_haste)
+        except (CheckpointError, FileNotFoundError):
+            if like is None:
+                raise
+            # The files it was linked to may be damaged or gone: what is in memory is not.
+            self._write(name, manifest, packed, None, in_haste)
+        self._note_frozen(name, entries)
         self._scores[order] = score
         _log.info("saved %s in %s", name, self._root)
         if in_haste:
@@ -255,6 +261,31 @@ class RunDirectory:
         for old in superfluous(self._config, self._scores):
             files.remove(self._root, files.name_of(old))
             del self._scores[old]
+
+    def _like(self, entries: Mapping[str, Entry]) -> str | None:
+        """Give a checkpoint that has exactly these frozen arrays, or None."""
+        frozen = {name: entry for name, entry in entries.items() if store.is_frozen(entry.at)}
+        if self._frozen is None or not frozen or self._frozen[1] != frozen:
+            return None
+        name = self._frozen[0]
+        return name if (files.inside(self._root, name) / store.FROZEN).is_dir() else None
+
+    def _write(self, name: str, manifest: Manifest, arrays: store.Arrays, like: str | None, in_haste: bool) -> None:
+        """Write a checkpoint and read it back; of one that fails nothing stays."""
+        size = sum(array.nbytes for at, array in arrays.items() if like is None or not store.is_frozen(at))
+        free = shutil.disk_usage(self._root).free
+        if free < size:
+            raise OSError(f"the disk is full: {size:,} bytes are needed and {free:,} are free")
+        try:
+            store.write(self._root, name, manifest, arrays, like)
+            if not in_haste:
+                store.read(self._root, name)
+        except Exception:
+            # What is half written or does not read back would fill the disk, or be taken for a checkpoint.
+            if (self._root / name).exists():
+                files.remove(self._root, name)
+            files.clean(self._root)
+            raise
 
     def _free_order(self, updates: int) -> Order:
         orders, strays = files.listing(self._root)

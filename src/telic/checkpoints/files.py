@@ -153,8 +153,23 @@ def _sync(path: Path, flags: int) -> None:
 
 
 def size(path: Path) -> int:
-    """Give the bytes of a directory's files."""
-    return sum((Path(folder) / file).lstat().st_size for folder, _, files in os.walk(path) for file in files)
+    """Give the bytes of a directory's files, each counted once however many names it has."""
+    found = [(Path(folder) / file).lstat() for folder, _, files in os.walk(path) for file in files]
+    return sum({(one.st_dev, one.st_ino): one.st_size for one in found}.values())
+
+
+def link_tree(source: Path, target: Path) -> None:
+    """Give a directory's files a second name each, below a new directory; where that is impossible, copies."""
+    shutil.copytree(source, target, copy_function=_link, symlinks=True)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS):
+            raise
+        shutil.copyfile(source, target, follow_symlinks=False)
 
 
 def _entries(root: Path) -> list[os.DirEntry[str]]:
@@ -200,6 +215,27 @@ def locked(root: Path) -> Generator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def is_held(root: Path) -> bool:
+    """Say whether a run on this machine holds a directory's lock, without touching the lock.
+
+    Where the system does not tell (it is asked through ``/proc/locks``), what the lock file says is believed if such a
+    process lives.
+    """
+    path = root / LOCK
+    try:
+        found = path.stat()
+        with contextlib.suppress(OSError):
+            lock = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+            return any(lock in line.split() for line in Path("/proc/locks").read_text().splitlines())
+        here: Any = json.loads(path.read_bytes()[:_MAX_LOCK_BYTES])
+        if here["host"] != socket.gethostname():
+            return False
+        os.kill(int(here["pid"]), 0)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return True
 
 
 def _holder(descriptor: int) -> str:

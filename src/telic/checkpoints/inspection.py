@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-from telic.checkpoints import files, store
+from telic.checkpoints import files, plain, store
 from telic.checkpoints.config import best as ranked
 from telic.checkpoints.leaves import Leaf
 from telic.checkpoints.manifest import Entry
@@ -65,6 +65,18 @@ class Contents:
     def bytes(self) -> int:
         """Bytes of all arrays."""
         return sum(entry.bytes for entry in self.leaves.values())
+
+    @property
+    def loop(self) -> dict[str, Any]:
+        """The loop's record, such as ``iteration``, ``history`` and ``status``; None where it holds arrays.
+
+        Raises:
+          CheckpointError: It has none.
+        """
+        found = plain.load(self.body.get("loop"), None)
+        if not isinstance(found, dict):
+            raise CheckpointError(f"checkpoint {self.name} lacks the record of its loop")
+        return cast(dict[str, Any], found)
 
     def __str__(self) -> str:
         lines = [f"checkpoint {self.name}: {len(self.leaves)} arrays, {self.bytes:,} bytes"]

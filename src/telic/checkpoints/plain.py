@@ -50,16 +50,21 @@ def _key(key: Any, where: str) -> Any:
     raise CheckpointError(f"{where} has the key {key!r}: keys are text or whole numbers")
 
 
-def load(value: Any, arrays: Mapping[str, Leaf]) -> Any:
+def load(value: Any, arrays: Mapping[str, Leaf] | None) -> Any:
     """Give back what `dump` was given.
 
+    Args:
+      value: What `dump` gave.
+      arrays: Its arrays by name; None puts None in their places, for those who read the rest.
     Raises:
       CheckpointError: It is nothing that `dump` gives.
     """
     match value:
         case None | bool() | int() | float() | str():
             return value
-        case ["array", str() as name, bool() as is_scalar] if name in arrays:
+        case ["array", str(), bool()] if arrays is None:
+            return None
+        case ["array", str() as name, bool() as is_scalar] if arrays is not None and name in arrays:
             data = arrays[name].data
             return data[()] if is_scalar else data.copy()
         case ["dict", *items]:

@@ -2,12 +2,15 @@
 
 Small leaves share one array, because the store costs about as much for a scalar as for a megabyte. Every leaf has a
 checksum of its own: Orbax writes none over array values, and a flipped bit comes back as another number.
+
+Large leaves that no step can write lie in an item of their own. A later checkpoint with the same ones has hard links to
+its files: they are on the disk once, every checkpoint is whole by itself, and the last one to go takes them along.
 """
 
 import hashlib
 import logging
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,11 +24,20 @@ from telic.checkpoints.manifest import read as read_manifest
 from telic.checkpoints.points import reach
 from telic.errors import CheckpointError
 
+ARRAYS = "arrays"
+"""Item of a checkpoint with the leaves that change."""
+
 SMALL = "small"
 """The array that small leaves share."""
 
 SMALL_BYTES = 2**16
 """A leaf of at most this size shares an array with others."""
+
+FROZEN = "frozen"
+"""Item of a checkpoint with the leaves that no step can write."""
+
+_FROZEN_AT = "f"
+"""What the names of its arrays begin with."""
 
 MAX_RATIO = 4096
 """Bytes of arrays for each byte on the disk, at most: more is no checkpoint but a bomb."""
@@ -34,10 +46,19 @@ MANIFEST = Path("manifest") / "metadata"
 """Where Orbax puts the JSON of a checkpoint's manifest."""
 
 
-def pack(leaves: Mapping[str, Leaf]) -> tuple[dict[str, Entry], dict[str, np.ndarray[Any, Any]]]:
-    """Give the entries of leaves and the arrays to be stored."""
+Arrays = dict[str, np.ndarray[Any, Any]]
+"""Arrays of the store by the names a manifest has for them."""
+
+
+def pack(leaves: Mapping[str, Leaf], frozen: Collection[str] = ()) -> tuple[dict[str, Entry], Arrays]:
+    """Give the entries of leaves and the arrays to be stored.
+
+    Args:
+      leaves: Leaves by name.
+      frozen: Names of those that no step can write.
+    """
     entries: dict[str, Entry] = {}
-    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    arrays: Arrays = {}
     small: list[bytes] = []
     offset = 0
     for name, leaf in leaves.items():
@@ -50,7 +71,7 @@ def pack(leaves: Mapping[str, Leaf]) -> tuple[dict[str, Entry], dict[str, np.nda
             small.append(bytes(view))
             offset += data.nbytes
         else:
-            at = f"a{len(arrays):06d}"
+            at = f"{_FROZEN_AT if name in frozen else 'a'}{len(arrays):06d}"
             entries[name] = Entry(data.shape, dtype, digest, at, None, leaf.key)
             arrays[at] = data if is_plain(data.dtype) else data.view(np.uint8)
     # The store refuses arrays without elements.
@@ -58,23 +79,48 @@ def pack(leaves: Mapping[str, Leaf]) -> tuple[dict[str, Entry], dict[str, np.nda
     return entries, arrays
 
 
-def write(root: Path, name: str, manifest: Manifest, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+def is_frozen(at: str) -> bool:
+    """Say whether an array of the store is one that no step can write."""
+    return at.startswith(_FROZEN_AT)
+
+
+def write(root: Path, name: str, manifest: Manifest, arrays: Arrays, like: str | None) -> None:
     """Write a checkpoint and make it visible.
 
+    Args:
+      root: The run's directory.
+      name: Its name.
+      manifest: Its manifest.
+      arrays: Its arrays.
+      like: A checkpoint with the same frozen arrays, whose files are linked; None writes them.
     Raises:
       OSError: It could not be written; nothing of it is visible.
     """
     ocp = _orbax()
     writing = files.inside(root, name + files.WRITING)
+    items = _items(arrays)
+    if like is not None:
+        del items[FROZEN]
     with _checkpointer(ocp) as checkpointer:
         checkpointer.save(
             os.fspath(writing.absolute()),
             args=ocp.args.Composite(
-                arrays=ocp.args.PyTreeSave(dict(arrays)), manifest=ocp.args.JsonSave(encode(manifest))
+                **{item: ocp.args.PyTreeSave(part) for item, part in items.items()},
+                manifest=ocp.args.JsonSave(encode(manifest)),
             ),
         )
+    if like is not None:
+        files.link_tree(files.inside(root, like) / FROZEN, writing / FROZEN)
     reach("arrays_written")
     files.commit(root, name)
+
+
+def _items(arrays: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Give arrays by the item they lie in."""
+    items: dict[str, dict[str, Any]] = {ARRAYS: {}}
+    for at, array in arrays.items():
+        items.setdefault(FROZEN if is_frozen(at) else ARRAYS, {})[at] = array
+    return items
 
 
 def read(root: Path, name: str) -> tuple[Manifest, dict[str, Leaf]]:
@@ -91,23 +137,28 @@ def read(root: Path, name: str) -> tuple[Manifest, dict[str, Leaf]]:
 
 
 def _read_arrays(path: Path, manifest: Manifest) -> dict[str, Leaf]:
-    wanted: dict[str, np.ndarray[Any, Any]] = {}
     shapes = _stored_shapes(manifest)
     total = sum(int(np.prod(shape, dtype=object)) * dtype.itemsize for shape, dtype in shapes.values())
-    on_disk = files.size(path / "arrays") if (path / "arrays").is_dir() else 0
+    items = _items(shapes)
+    on_disk = sum(files.size(path / item) for item in items if (path / item).is_dir())
     if total > MAX_RATIO * max(on_disk, 1) + SMALL_BYTES:
         raise CheckpointError(f"its arrays are damaged: {on_disk} bytes on the disk cannot hold {total}")
     ocp = _orbax()
+    as_numpy = {at: ocp.RestoreArgs(restore_type=np.ndarray) for at in shapes}
     try:
         with _checkpointer(ocp) as checkpointer:
-            as_numpy = {at: ocp.RestoreArgs(restore_type=np.ndarray) for at in shapes}
             restored = checkpointer.restore(
                 os.fspath(path.absolute()),
                 args=ocp.args.Composite(
-                    arrays=ocp.args.PyTreeRestore(item=dict.fromkeys(shapes, 0), restore_args=as_numpy)
+                    **{
+                        item: ocp.args.PyTreeRestore(
+                            item=dict.fromkeys(part, 0), restore_args={at: as_numpy[at] for at in part}
+                        )
+                        for item, part in items.items()
+                    }
                 ),
             )
-        wanted = dict(restored["arrays"])
+        wanted = {at: array for item in items for at, array in dict(restored[item]).items()}
     except Exception as error:
         # Whatever the store raises for damaged files: its kinds are many, and all of them mean this.
         first = (str(error).strip() or "no reason given").splitlines()[0][:200]
@@ -151,6 +202,11 @@ def _leaf(name: str, entry: Entry, arrays: Mapping[str, np.ndarray[Any, Any]]) -
     return Leaf(data, entry.key)
 
 
+def prepare() -> None:
+    """Import Orbax now: a save in haste has no time for it, and a thread should not import."""
+    _orbax()
+
+
 def _orbax() -> Any:
     """Import Orbax when a run first needs it: it takes longer to load than all of telic."""
     import orbax.checkpoint as ocp
@@ -162,7 +218,10 @@ def _orbax() -> Any:
 def _checkpointer(ocp: Any) -> Generator[Any]:
     logger = logging.getLogger("absl")
     before = logger.level
-    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+    # Weights hardly compress: it would cost the training more processor time than it saves of the disk.
+    kinds = {item: ocp.PyTreeCheckpointHandler(use_compression=False) for item in (ARRAYS, FROZEN)}
+    handler = ocp.CompositeCheckpointHandler(**kinds, manifest=ocp.JsonCheckpointHandler())
+    with ocp.Checkpointer(handler) as checkpointer:
         # Orbax tells every step of a save at INFO and WARNING; what matters of it is raised.
         logger.setLevel(logging.ERROR)
         try:

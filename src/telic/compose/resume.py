@@ -6,14 +6,13 @@ So what is saved is exactly what an uninterrupted run holds at that place.
 
 import contextlib
 import os
-import re
 import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -24,11 +23,13 @@ from telic.checkpoints.config import Checkpoints, check_count
 from telic.checkpoints.directory import Found, RunDirectory, Saved, versions
 from telic.checkpoints.leaves import Leaf, fill, named
 from telic.checkpoints.points import reach
+from telic.compose.rehearsal import Rehearsal, rehearsal
+from telic.display import Recorder
 from telic.errors import CheckpointError, DataError, Interrupted, MismatchError, Preempted
 from telic.loop import events as ev
 from telic.loop.engine import Attachment
 from telic.loop.events import EVENTS, Counts
-from telic.loop.filters import every
+from telic.loop.filters import always, every
 from telic.loop.ports import Source, StepProgram
 from telic.loop.state import LoopState, Metrics, scalars
 from telic.train.state import TrainState
@@ -75,10 +76,7 @@ def as_saving(checkpoints: Checkpoints | None, checkpoint_every: int | None, res
         raise TypeError(f"checkpoints takes telic.Checkpoints('runs/name'), got {checkpoints!r}")
     if checkpoint_every is not None:
         check_count("checkpoint_every", checkpoint_every, least=1)
-        c = checkpoints
-        checkpoints = Checkpoints(
-            c.directory, c.keep, checkpoint_every, c.keep_best, c.metric, c.mode, check_data=c.check_data
-        )
+        checkpoints = replace(checkpoints, every=checkpoint_every)
     return Saving(checkpoints, resume)  # pyright: ignore[reportArgumentType] checked there
 
 
@@ -102,8 +100,14 @@ class Session:
     _due: bool = False
     _latest: tuple[int, int] | None = None
     _signals: "Signals" = field(init=False)
+    _rehearsal: Rehearsal | None = None
+    _frozen: frozenset[str] = frozenset()
+    _closers: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def __post_init__(self) -> None:
+        self._rehearsal = rehearsal()
+        if self._rehearsal is not None:
+            self.saving = replace(self.saving, config=self._rehearsal.checkpoints(self.saving.config))
         self._directory = RunDirectory(self.saving.config)
         self._signals = Signals(self.say)
 
@@ -146,6 +150,7 @@ class Session:
     def close(self) -> None:
         """Wait for the save under way, give the lock back and the signals too."""
         self._signals.restore()
+        self._closers.close()
         self._directory.close()
 
     def check_source(self, source: Source) -> None:
@@ -196,8 +201,8 @@ class Session:
         counts = Counts(dict(state.counts.total), dict(state.counts.epoch))
         for event in {ev.STARTED, state.status or ev.STARTED}:
             counts.total[event] -= 1
-            # A start is counted in the epoch that runs, which may be a later one now.
-            counts.epoch[event] = max(0, counts.epoch[event] - 1)
+            # In a later epoch than the first this is -1 until the start is fired once more.
+            counts.epoch[event] -= 1
         return state.replace(counts=counts)
 
     def example(self) -> Batch | None:
@@ -259,7 +264,7 @@ class Session:
         there: dict[str, Any] = saved.body.get("configuration", {})
         inside = self.cursor().iteration > 0
         lines = [
-            f"  {name}: {there.get(name)!r} in the checkpoint, {value!r} in this run"
+            f"  {name}: {_said(there.get(name))} in the checkpoint, {_said(value)} in this run"
             for name, value in here.items()
             if there.get(name) != value and (name != "accumulate" or inside)
         ]
@@ -307,6 +312,13 @@ class Session:
         self._configuration = configuration(program, start)
         self._batch = plain.describe(example)
 
+    def note_frozen(self, unwritten: PyTree) -> None:
+        """Note which leaves no step can write, from a tree like the state that is True at them: they are stored once.
+
+        A handler that writes one all the same costs nothing but disk: what is stored is compared first.
+        """
+        self._frozen = frozenset(name for name, still in named("state", unwritten).items() if still)
+
     def announce(self, state: LoopState, epochs: int | None, steps: int | None, *, over: bool) -> None:
         """Say where the run stands."""
         verb = "already at" if over else "continuing at"
@@ -331,9 +343,26 @@ class Session:
 
     def attachments(self) -> tuple[Attachment, ...]:
         """Give the handler that marks the updates after which to save: it ends a group of iterations there."""
-        if self.saving.config.every is None:
-            return ()
-        return (Attachment(ev.STEP_COMPLETED, self._mark, every(self.saving.config.every), "checkpoints", late=True),)
+        made: list[Attachment] = []
+        if self.saving.config.every is not None:
+            due = every(self.saving.config.every)
+            made.append(Attachment(ev.STEP_COMPLETED, self._mark, due, "checkpoints", late=True))
+        if self._rehearsal is not None:
+            made += self._rehearsal.attachments(self._directory.root)
+            if not self.flushers:
+                made += self._recorded(Recorder(self._directory.root / "metrics.jsonl"))
+        return tuple(made)
+
+    def _recorded(self, recorder: Recorder) -> list[Attachment]:
+        """Give the handlers that record the metrics of a run under rehearsal that records none itself."""
+        self.flushers = (recorder.flush,)
+        self._closers.callback(recorder.close)
+        return [
+            Attachment(ev.STARTED, recorder.on_start, always, "rehearsal"),
+            Attachment(ev.ITERATION_COMPLETED, recorder.on_iteration, every(10, per_epoch=True), "rehearsal"),
+            Attachment(ev.EPOCH_COMPLETED, recorder.on_epoch_end, always, "rehearsal", late=True),
+            Attachment(ev.EPOCH_HALTED, recorder.on_epoch_end, always, "rehearsal", late=True),
+        ]
 
     def _mark(self, state: LoopState) -> None:
         del state
@@ -349,6 +378,8 @@ class Session:
             is_end = state.max_epoch is not None and state.epoch >= state.max_epoch
         else:
             is_end = state.max_steps is not None and state.steps >= state.max_steps
+        if self._rehearsal is not None and self._rehearsal.ends(self._directory.root, state, closed=closed):
+            self._signals.received = signal.SIGTERM
         # The end of the run has a save of its own.
         return (self._due or self._signals.received is not None) and not is_end
 
@@ -396,7 +427,8 @@ class Session:
             "next_batch": None if upcoming is None else plain.batch_digest(upcoming),
         }
         held = {name: hold(leaf) for name, leaf in arrays.items()}
-        self._directory.save(state.steps, body, held, score, in_haste=self._signals.received is not None)
+        haste = self._signals.received is not None
+        self._directory.save(state.steps, body, held, score, frozen=self._frozen, in_haste=haste)
         reach("run_taken")
 
     def _score(self, state: LoopState) -> float | None:
@@ -414,13 +446,21 @@ def configuration(program: StepProgram, state: PyTree) -> dict[str, Any]:
     """Give what must be the same for a run to be the same run, beside the arrays' shapes."""
     objective = getattr(program, "objective", None)
     learner = state.opt_state if isinstance(state, TrainState) else state
-    # The names of an optimizer's states tell apart what has the same leaves; addresses would differ in each process.
-    structure = re.sub(r"0x[0-9a-fA-F]+", "0x", str(jax.tree.structure(learner)))
     return {
         "objective": None if objective is None else type(objective).__name__,
-        "optimizer" if isinstance(state, TrainState) else "state": structure,
+        # What has the same leaves under the same names is told apart by the names of its nodes.
+        "optimizer" if isinstance(state, TrainState) else "state": _node_names(jax.tree.structure(learner)),
         "accumulate": program.period,
     }
+
+
+def _node_names(structure: Any) -> list[str]:
+    """Give the names of the classes in a tree, such as ScaleByAdamState, in order."""
+    node = structure.node_data()
+    kind = None if node is None else node[0]
+    is_plain = kind in (None, type(None), dict, list, tuple)
+    below = [name for child in structure.children() for name in _node_names(child)]
+    return below if is_plain or kind is None else [kind.__name__, *below]
 
 
 def hold(leaf: Any) -> Any:
@@ -463,6 +503,13 @@ def _taken(state: LoopState) -> dict[str, Any]:
 
 def _counts(found: Mapping[str, int]) -> dict[str, int]:
     return {event: found.get(event, 0) for event in EVENTS}
+
+
+def _said(value: Any) -> str:
+    """Give a field of a configuration for a message."""
+    if isinstance(value, list):
+        return ", ".join(map(str, cast(list[Any], value))) or "nothing of its own"
+    return repr(value)
 
 
 def _below(name: str, prefix: str) -> bool:

@@ -255,6 +255,40 @@ def test_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
     assert names(tmp_path) == ["2", "8", "9"]
 
 
+def test_an_archive_beside_the_newest(tmp_path: Path) -> None:
+    """Catches an archive that keeps nothing where no save falls on a multiple, keeps all, or is thinned after a
+    restart.
+    """
+    config = Checkpoints(tmp_path, keep=1, keep_every=10)
+    directory = opened(config)
+    for step in (0, 4, 9, 13, 17, 20, 25):
+        save(directory, step)
+    directory.close()
+    assert names(tmp_path) == ["13", "20", "25"]
+    directory = opened(config)
+    directory.find()
+    for step in (29, 42, 43):
+        save(directory, step)
+    directory.close()
+    assert names(tmp_path) == ["13", "20", "42", "43"]
+
+
+def test_the_archive_goes_by_what_reads_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches the newest whole one deleted for an archive's member that does not read back."""
+    directory = opened(Checkpoints(tmp_path, keep=1, keep_every=10))
+    save(directory, 9)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "read", lambda root, name: (_ for _ in ()).throw(CheckpointError("leaf x is damaged")))
+        directory.save(10, {"note": 10}, named("state", tree_of(10)), None)
+        with pytest.raises(CheckpointError, match="damaged"):
+            directory.finish()
+    assert names(tmp_path) == ["9"]
+    save(directory, 11)
+    save(directory, 12)
+    directory.close()
+    assert names(tmp_path) == ["11", "12"]
+
+
 def test_a_failed_save_leaves_the_older_ones(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches an error of the disk that is reported late or never, and a half-written checkpoint left behind."""
     directory = opened(Checkpoints(run, keep=2))
@@ -387,7 +421,14 @@ def test_names_stay_inside(name: str, tmp_path: Path) -> None:
 
 def test_configuration_is_checked() -> None:
     """Catches a count that is no count, noticed only at the first save."""
-    for wrong in ({"keep": 0}, {"every": 0}, {"keep": True}, {"keep_best": 1}, {"keep_best": 1, "metric": "loss"}):
+    for wrong in (
+        {"keep": 0},
+        {"every": 0},
+        {"keep": True},
+        {"keep_every": 0},
+        {"keep_best": 1},
+        {"keep_best": 1, "metric": "loss"},
+    ):
         with pytest.raises(ValueError, match=r"keep|every"):
             Checkpoints("x", **wrong)
     with pytest.raises(ValueError, match="keep_best"):
