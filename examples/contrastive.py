@@ -2,7 +2,8 @@
 
 No label is used. Each digit and a moved, noisy copy of it go through one encoder; the loss asks each digit to be most
 similar to its own copy among all copies of the batch. The similarities are returned as the prediction, so that a
-metric of the loop can read them.
+metric of the loop can read them. What counts is retrieval among all held-out digits, not among those of a batch: the
+evaluation gives the features, and `recall_at_k` compares every row with every other.
 """
 
 import jax
@@ -11,6 +12,7 @@ import optax
 from flax import linen as nn
 
 import telic
+from telic.artifacts import Representations
 from telic.data import columns, digits_split
 
 
@@ -47,23 +49,27 @@ def found(logits):
     return jnp.argmax(logits, axis=-1) == jnp.arange(logits.shape[0])
 
 
-def retrieval(variables) -> float:
-    """Give the share of 500 test digits that find their own copy among 500 copies."""
-    digits = jnp.asarray(digits_split("test")["inputs"][:500])
-    copies = augmented(jax.random.key(7), digits)
+def represent(variables, batch, step):
+    """Give the features of each digit of a batch, and those of the copy it should find."""
+    digits, weights = batch["inputs"], {"params": variables["params"]}
     encode = Encoder().apply
-    weights = {"params": variables["params"]}
-    return float(jnp.mean(found(encode(weights, digits) @ encode(weights, copies).T)))
+    return Representations(encode(weights, digits), partners=encode(weights, augmented(step.key, digits)))
 
 
 def main() -> tuple[float, float]:
     """Train, and give the retrieval accuracy of the untrained and of the trained encoder."""
     data = columns({"inputs": digits_split("train")["inputs"]}, batch=128)
-    trainer = telic.Trainer(telic.supervised(Encoder(), find_the_copy), telic.optimizers.adam(2e-3), key=0)
-    loop = trainer.loop(log=0).metric(found, reads=("prediction",)).progress()
+    digits = digits_split("test")["inputs"][:500]
+    held_out = [{"inputs": digits[i : i + 100]} for i in range(0, 500, 100)]
 
-    untrained = retrieval(trainer.place(example={"inputs": jnp.zeros((1, 28, 28, 1))}).variables)
-    trained = retrieval(loop.run(data, epochs=5).step_state.variables)
+    objective = telic.supervised(Encoder(), find_the_copy)
+    objective.evaluate = represent
+    trainer = telic.Trainer(objective, telic.optimizers.adam(2e-3), key=0)
+    loop = trainer.loop(log=0).metric(found, reads=("prediction",)).metric("recall_at_k").validate(held_out).progress()
+
+    start = trainer.place(example=held_out[0])
+    untrained = trainer.evaluate(held_out, state=start, metrics=["recall_at_k"])["recall_at_k"]
+    trained = loop.run(data, epochs=5).metrics["validation_recall_at_k"]
     print(f"retrieval accuracy: untrained {untrained:.3f}, trained {trained:.3f}")
     return untrained, trained
 

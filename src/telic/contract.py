@@ -5,6 +5,7 @@ trainer differentiates, accepts or rejects, accumulates and commits. This page i
 """
 
 import abc
+import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
+from telic.artifacts import kind_of
 from telic.ema import EMASpec
 from telic.errors import ContractError
 from telic.mean import Mean, Terms, wide
@@ -138,12 +140,33 @@ class Objective(abc.ABC):
         return jax.tree_util.Partial(self.init, variables=held)
 
     def evaluate(self, variables: Variables, batch: Batch, step: Step) -> Any:
-        """Give scoring artifacts for a batch: one, a tuple, or None."""
+        """Give scoring artifacts for a batch: one of `telic.artifacts`, a tuple of them, or None.
+
+        Metrics whose ``reads`` is the artifact's type pool it over every example; `Scalars` are reported as they are.
+        Like a loss it is traced and compiled, together with the loss: what both compute is computed once. One that
+        cannot be traced, since it works on the host, runs as it is; compile its device work yourself.
+
+        Args:
+          variables: The weights to score, or the averaged ones where that was asked for.
+          batch: One batch, its every row an example.
+          step: The moment; ``step.train`` is False and ``step.key`` depends on the batch's index alone, so that each
+            pass draws the same.
+        """
         del variables, batch, step
         return None
 
     def preview(self, variables: Variables, batch: Batch, step: Step, *, scored: Any = None) -> Any:
-        """Give artifacts to display, once per event; by default those of the first scoring."""
+        """Give artifacts to look at, once per evaluation: by default those of the first scoring.
+
+        It is called as it is, not traced, in every process: compile its device work yourself. What it gives is
+        gathered, and process 0 decodes and writes it.
+
+        Args:
+          variables: As for `evaluate`.
+          batch: The first batch of the data.
+          step: The moment, with a key of its own, the same at each evaluation.
+          scored: What `evaluate` gave for this batch; None where it gives nothing.
+        """
         return scored if scored is not None else self.evaluate(variables, batch, step)
 
 
@@ -186,6 +209,41 @@ def scalar_loss(objective: Objective, variables: Variables, batch: Batch, step: 
 def owns_statistics(objective: Objective) -> bool:
     """Say whether an objective reduces its statistics itself."""
     return type(objective).reduce_loss is not Objective.reduce_loss
+
+
+def has_evaluation(objective: Objective) -> bool:
+    """Say whether an objective scores batches: `evaluate` is its own, of its class or assigned to it."""
+    return getattr(objective.evaluate, "__func__", None) is not Objective.evaluate
+
+
+def has_preview(objective: Objective) -> bool:
+    """Say whether an objective has something to show: a preview or an evaluation of its own."""
+    return getattr(objective.preview, "__func__", None) is not Objective.preview or has_evaluation(objective)
+
+
+def as_artifacts(returned: Any, what: str) -> tuple[Any, ...]:
+    """Give what an evaluation returned as a tuple: one artifact, a tuple of them, or None.
+
+    Args:
+      returned: What `evaluate` or `preview` gave.
+      what: What it is called in errors, such as ``Digits.evaluate``.
+    Raises:
+      ContractError: It is an array, a mapping or text, or holds one: metrics and sinks go by the type.
+    """
+    found = returned if isinstance(returned, tuple) else () if returned is None else (returned,)
+    for item in found:
+        if not dataclasses.is_dataclass(item) or isinstance(item, type | Mean):
+            raise ContractError(
+                f"{what} must return an artifact (TokenScores, ImageGrid, TextSamples, Representations, Scalars), a "
+                f"tuple of them, or None, got {kind_of(item)}; write Scalars({{'name': Mean.of(values)}}) for values"
+            )
+    return tuple(found)
+
+
+def call_preview(objective: Objective, variables: Variables, batch: Batch, step: Step, scored: Any) -> tuple[Any, ...]:
+    """Call an objective's preview and check what it returned: a tuple of artifacts."""
+    shown = objective.preview(variables, batch, step, scored=scored)
+    return as_artifacts(shown, f"{type(objective).__name__}.preview")
 
 
 def summable(statistics: PyTree) -> PyTree:

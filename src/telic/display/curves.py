@@ -2,11 +2,11 @@
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from telic.display.figures import new_figure, save_figure
 from telic.loop.ports import State
 
 _VALIDATION = "validation_"
@@ -23,16 +23,12 @@ def draw_curves(history: Mapping[int, Mapping[str, Any]], path: str | os.PathLik
     Raises:
       ValueError: There is no scalar metric to draw.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     panels = _panels(history)
     if not panels:
         raise ValueError("there is no scalar metric to draw: attach one with loop.metric(...), and run an epoch")
-    # A figure of its own, without pyplot: no window, no global state, nothing to close.
-    figure = Figure(figsize=(4.6 * len(panels) + 0.4, 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(4.6 * len(panels) + 0.4, 3.6)
     for position, (name, series) in enumerate(panels.items(), start=1):
         axes: Any = figure.add_subplot(1, len(panels), position)
         for label, color in zip(series, _COLORS * len(series), strict=False):
@@ -48,11 +44,7 @@ def draw_curves(history: Mapping[int, Mapping[str, Any]], path: str | os.PathLik
             axes.spines[side].set_visible(False)
     if title:
         figure.suptitle(title)
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = target.with_name(f".{target.stem}.unfinished{target.suffix}")
-    figure.savefig(unfinished, dpi=120)
-    os.replace(unfinished, target)
+    save_figure(figure, path)
 
 
 def _panels(history: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, list[tuple[int, float]]]]:

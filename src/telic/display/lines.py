@@ -156,6 +156,10 @@ class MetricLog:
         self._pending = (state.epoch, max(0, state.iteration - 1), state.metrics.later())
         self._write()
 
+    def close(self) -> None:
+        """Write the line that is noted, where an error ended the run before the next one; harmless otherwise."""
+        self._write()
+
     def _write(self) -> None:
         if self._pending is None:
             return

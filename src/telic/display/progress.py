@@ -82,6 +82,7 @@ class Progress:
         self._console: Any = console
         self._live: Any = None
         self._tally = Tally()
+        self._sharing: list[Callable[[], None]] = []
         self._reset()
 
     def _reset(self) -> None:
@@ -163,8 +164,20 @@ class Progress:
             self._write(line)
         self.close()
 
+    def share(self, stop: Callable[[], None]) -> Any:
+        """Give the console to another live display of the run, or None while there is none; `stop` ends that one first.
+
+        Args:
+          stop: Called before this display gives the terminal back.
+        """
+        self._sharing.append(stop)
+        return self._console
+
     def close(self) -> None:
         """Give the terminal back; harmless when it was given back already."""
+        for stop in self._sharing:
+            stop()
+        self._sharing.clear()
         live, self._live = self._live, None
         if live is not None:
             live.stop()

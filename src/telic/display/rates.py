@@ -2,8 +2,9 @@
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
+
+from telic.display.figures import new_figure, save_figure
 
 
 def draw_rates(
@@ -25,13 +26,9 @@ def draw_rates(
     Raises:
       ValueError: There is no step to draw.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     if not rates:
         raise ValueError("there is no step to draw: the loss was not finite from the first step on")
-    figure = Figure(figsize=(5.6, 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(5.6, 3.6)
     axes: Any = figure.add_subplot(1, 1, 1)
     axes.plot(rates, losses, color="#1f77b4", alpha=0.35, linewidth=1, label="loss of each step")
     axes.plot(rates, smoothed, color="#1f77b4", label="smoothed")
@@ -45,8 +42,4 @@ def draw_rates(
     axes.set_ylabel("loss")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = target.with_name(f".{target.stem}.unfinished{target.suffix}")
-    figure.savefig(unfinished, dpi=120)
-    os.replace(unfinished, target)
+    save_figure(figure, path)

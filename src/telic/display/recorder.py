@@ -1,7 +1,6 @@
 """A record of a run on disk: one JSON object per line."""
 
 import json
-import math
 import os
 import time
 from collections.abc import Callable
@@ -11,20 +10,8 @@ from typing import Any, TextIO
 import numpy as np
 
 from telic import tree
+from telic.jsonable import as_json
 from telic.loop.ports import State
-
-
-def as_json(value: Any) -> Any:
-    """Give a value in strict JSON: arrays as lists, NaN and infinities by name, since JSON has no such numbers."""
-    if isinstance(value, dict):
-        return {str(name): as_json(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [as_json(item) for item in value]
-    if hasattr(value, "tolist"):
-        return as_json(np.asarray(value).tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value if isinstance(value, bool | int | float | str) or value is None else str(value)
 
 
 class Recorder:
@@ -57,7 +44,7 @@ class Recorder:
         self._began = self._clock()
         self._closed_epoch = -1
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        kept = _lines_until(self._path, state.total_iterations) if state.total_iterations else []
+        kept = _lines_until(self._path, state) if state.total_iterations else []
         self._file = self._path.open("w", encoding="utf-8")
         self._file.writelines(kept)
         self._file.flush()
@@ -127,8 +114,11 @@ def write_batch(path: Path, batch: Any, attempt: int) -> None:
     partial.replace(path)
 
 
-def _lines_until(path: Path, total_iterations: int) -> list[str]:
-    """Give the complete lines of a record up to a position."""
+def _lines_until(path: Path, state: State) -> list[str]:
+    """Give the complete lines of a record up to where a state stands.
+
+    An epoch whose batches are done but which is still to be closed will be written when it is.
+    """
     if not path.exists():
         return []
     kept: list[str] = []
@@ -137,7 +127,9 @@ def _lines_until(path: Path, total_iterations: int) -> list[str]:
             record = json.loads(line)
         except json.JSONDecodeError:
             break  # a line that a killed run left unfinished
-        if record["total_iterations"] > total_iterations:
+        if record["total_iterations"] > state.total_iterations:
+            break
+        if record["kind"] == "epoch" and record["epoch"] >= state.epoch:
             break
         kept.append(line)
     return kept

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from telic.metrics.base import Metric, Mode, Reads, StatisticsMetric
+    from telic.metrics.base import HostMetric, Metric, Mode, Reads, StatisticsMetric
     from telic.metrics.classification import (
         accuracy,
         confusion_matrix,
@@ -35,25 +35,49 @@ if TYPE_CHECKING:
         r2,
         root_mean_squared_error,
     )
+    from telic.metrics.representations import (
+        LinearProbe,
+        RowsMetric,
+        fit_linear_probe,
+        frechet_distance,
+        gaussian_distance,
+        gaussian_of,
+        knn_accuracy,
+        knn_labels,
+        linear_probe,
+        recall_at_k,
+    )
+    from telic.metrics.tokens import bits_per_byte
 
 __all__ = [
     "NAMES",
     "R2",
     "FunctionMetric",
+    "HostMetric",
+    "LinearProbe",
     "Metric",
     "Mode",
     "Reads",
     "Reduce",
+    "RowsMetric",
     "StatisticsMetric",
     "accuracy",
     "as_metric",
     "auc",
+    "bits_per_byte",
     "confusion_matrix",
     "expected_calibration_error",
     "f1",
     "false_negatives",
     "false_positives",
+    "fit_linear_probe",
+    "frechet_distance",
+    "gaussian_distance",
+    "gaussian_of",
+    "knn_accuracy",
+    "knn_labels",
     "last",
+    "linear_probe",
     "mean",
     "mean_absolute_error",
     "mean_squared_error",
@@ -61,6 +85,7 @@ __all__ = [
     "precision",
     "r2",
     "recall",
+    "recall_at_k",
     "root_mean_squared_error",
     "sensitivity",
     "specificity",
@@ -72,11 +97,24 @@ __all__ = [
 ]
 
 _MODULES = {
-    "base": ("Metric", "Mode", "Reads", "StatisticsMetric"),
+    "base": ("HostMetric", "Metric", "Mode", "Reads", "StatisticsMetric"),
     "function": ("FunctionMetric", "Reduce", "last", "mean", "sum"),
     "names": ("NAMES", "as_metric"),
     "probability": ("auc", "expected_calibration_error", "perplexity"),
     "regression": ("R2", "mean_absolute_error", "mean_squared_error", "r2", "root_mean_squared_error"),
+    "representations": (
+        "LinearProbe",
+        "RowsMetric",
+        "fit_linear_probe",
+        "frechet_distance",
+        "gaussian_distance",
+        "gaussian_of",
+        "knn_accuracy",
+        "knn_labels",
+        "linear_probe",
+        "recall_at_k",
+    ),
+    "tokens": ("bits_per_byte",),
     "classification": (
         "accuracy",
         "confusion_matrix",

@@ -72,6 +72,26 @@ class Metric(Protocol):
         ...
 
 
+@runtime_checkable
+class HostMetric(Metric, Protocol):
+    """A metric that works on the host, on process 0, with NumPy arrays: it is not traced, and may keep every row.
+
+    Evaluations compute it (`Loop.validate`, `Trainer.evaluate`); a training step does not wait for the host.
+
+    Attributes:
+      host: True.
+    """
+
+    @property
+    def host(self) -> bool: ...
+
+
+def is_host(metric: Metric) -> bool:
+    """Say whether a metric works on the host."""
+    inner = metric.metric if isinstance(metric, Renamed) else metric
+    return isinstance(inner, HostMetric) and inner.host
+
+
 @dataclass(frozen=True, kw_only=True)
 class StatisticsMetric:
     """A metric made of statistics that add up, and a function of their sums.

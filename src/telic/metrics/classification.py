@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import jax.numpy as jnp
 
+from telic.artifacts import TokenScores
 from telic.errors import ShapeError, unknown_name
 from telic.mean import Mean
 from telic.metrics.base import TARGETS_AND_PREDICTION, Mode, Reads, StatisticsMetric
@@ -24,6 +25,7 @@ from telic.metrics.labels import (
     safe_ratio,
     target_ids,
 )
+from telic.metrics.tokens import token_field
 from telic.types import Array
 
 Average: TypeAlias = Literal["macro", "micro", "weighted"] | None
@@ -86,13 +88,18 @@ def token_accuracy(
 ) -> StatisticsMetric:
     """Make the share of tokens whose highest logit is the target.
 
+    With ``reads=TokenScores`` it is the share of tokens that an evaluation calls `correct`.
+
     Args:
       name: Under which the value is reported.
       ignore: Target id that marks tokens to leave out, such as -100. None leaves out none: use weights.
       reads: Where token ids [batch, time] and logits [batch, time, vocabulary] come from.
     """
 
-    def statistics(targets: Any, prediction: Any, *, weights: Any = None) -> Mean:
+    def statistics(*args: Any, weights: Any = None) -> Mean:
+        if isinstance(args[0], TokenScores):
+            return mean_of(token_field(name, args[0], "correct"), args[0].mask)
+        targets, prediction = args
         if jnp.shape(targets) != jnp.shape(prediction)[:-1]:
             raise ShapeError(
                 f"{name}: targets must be token ids of shape {jnp.shape(prediction)[:-1]} for logits of shape "

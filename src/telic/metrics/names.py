@@ -4,19 +4,22 @@ from collections.abc import Callable
 from typing import Any
 
 from telic.errors import unknown_name
-from telic.metrics import adapters, classification, function, probability, regression
-from telic.metrics.base import TARGETS_AND_PREDICTION, Metric, Reads, Renamed, as_reads, check_name
+from telic.metrics import adapters, classification, function, probability, regression, representations, tokens
+from telic.metrics.base import TARGETS_AND_PREDICTION, Metric, Reads, Renamed, as_reads, check_name, is_host
 from telic.metrics.function import FunctionMetric, Reduce, batch_value
 
 NAMES: dict[str, Callable[..., Metric]] = {
     "accuracy": classification.accuracy,
     "auc": probability.auc,
+    "bits_per_byte": tokens.bits_per_byte,
     "confusion_matrix": classification.confusion_matrix,
     "expected_calibration_error": probability.expected_calibration_error,
     "f1": classification.f1,
     "false_negatives": classification.false_negatives,
     "false_positives": classification.false_positives,
+    "knn_accuracy": representations.knn_accuracy,
     "last": function.last,
+    "linear_probe": representations.linear_probe,
     "mean": function.mean,
     "mean_absolute_error": regression.mean_absolute_error,
     "mean_squared_error": regression.mean_squared_error,
@@ -24,6 +27,7 @@ NAMES: dict[str, Callable[..., Metric]] = {
     "precision": classification.precision,
     "r2": regression.r2,
     "recall": classification.recall,
+    "recall_at_k": representations.recall_at_k,
     "root_mean_squared_error": regression.root_mean_squared_error,
     "sensitivity": classification.sensitivity,
     "specificity": classification.specificity,
@@ -89,6 +93,10 @@ def as_metric(x: Any, name: str | None = None, *, reduce: Reduce = "mean", reads
 def _reduced(metric: Metric, reduce: Reduce) -> Metric:
     if reduce == "mean":
         return metric
+    if is_host(metric):
+        raise ValueError(
+            f"metric {metric.name!r} works on the host, on all examples at once: leave reduce={reduce!r} out"
+        )
     return FunctionMetric(batch_value(metric), metric.name, metric.reads, metric.mode, reduce, of_metric=True)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from telic.artifacts import TokenScores
 from telic.errors import ShapeError
 from telic.mean import Mean, wide
 from telic.metrics.base import TARGETS_AND_PREDICTION, Reads, StatisticsMetric
@@ -18,6 +19,7 @@ from telic.metrics.labels import (
     safe_ratio,
     target_ids,
 )
+from telic.metrics.tokens import token_field, token_nll
 from telic.types import Array
 
 
@@ -73,6 +75,8 @@ def expected_calibration_error(
 ) -> StatisticsMetric:
     """Make the mean distance between confidence and accuracy, over bins of confidence and by their mass.
 
+    With ``reads=TokenScores`` it is that of the tokens: of their `confidence` and whether they are `correct`.
+
     Args:
       name: Under which the value is reported.
       bins: Bins over (0, 1], of equal width, each with its upper edge.
@@ -99,8 +103,16 @@ def expected_calibration_error(
         ids = target_ids(name, targets, prediction)
         return probabilities.max(axis=-1), jnp.argmax(probabilities, axis=-1) == ids
 
-    def statistics(targets: Any, prediction: Any, *, weights: Any = None) -> dict[str, Array]:
-        confidence, correct = decide(targets, prediction)
+    def statistics(*args: Any, weights: Any = None) -> dict[str, Array]:
+        match args:
+            case (TokenScores() as scores,):
+                confidence, correct = (
+                    wide(token_field(name, scores, "confidence")),
+                    token_field(name, scores, "correct"),
+                )
+                weights = scores.mask
+            case _:
+                confidence, correct = decide(*args)
         mass = masses(weights, confidence)
         confidence = jnp.where(mass != 0, confidence, 0)
         index = jnp.clip(jnp.ceil(confidence * bins) - 1, 0, bins - 1).astype(jnp.int32)
@@ -116,10 +128,11 @@ def expected_calibration_error(
 def perplexity(
     name: str = "perplexity", *, ignore: int | None = None, reads: Reads = TARGETS_AND_PREDICTION
 ) -> StatisticsMetric:
-    """Make exp of the mean negative log-likelihood per token, in nats; 1 without data.
+    """Make exp of the mean negative log-likelihood per token, in nats; NaN without data.
 
-    One argument is the negative log-likelihood itself: a `Mean` over tokens, or one number per token. Two are token ids
-    [...] and logits [..., vocabulary]; an id outside the vocabulary gives NaN unless its weight is 0 or it is ignored.
+    With ``reads=TokenScores`` the tokens and their weights are those of an evaluation. Of names, one is that of the
+    negative log-likelihood itself: a `Mean` over tokens, or one number per token. Two are token ids [...] and logits
+    [..., vocabulary]; an id outside the vocabulary gives NaN unless its weight is 0 or it is ignored.
 
     Args:
       name: Under which the value is reported.
@@ -129,6 +142,8 @@ def perplexity(
 
     def statistics(*args: Any, weights: Any = None) -> Mean:
         match args:
+            case (TokenScores() as scores,):
+                return token_nll(scores)
             case (Mean() as nll,):
                 return nll
             case (nll,):

@@ -65,6 +65,18 @@ def test_new_run_replaces_and_continued_run_keeps(tmp_path: Path) -> None:
     assert [(r["kind"], r["epoch"]) for r in records(path)] == [("epoch", 0), ("epoch", 1), ("epoch", 2)]
 
 
+def test_an_epoch_that_is_closed_again_is_recorded_once(tmp_path: Path) -> None:
+    """Catches a second line for an epoch that is saved after its last batch and killed after its end."""
+    path = tmp_path / "m.jsonl"
+    seen: list[telic.LoopState] = []
+    made = loop().record(path)
+    made.handle_event("iteration_completed", lambda state: seen.append(state.keep()))
+    made.run(batches(), epochs=1)
+    whole = records(path)
+    loop().record(path).run(batches(), epochs=1, state=seen[-1])
+    assert [(r["kind"], r["epoch"]) for r in records(path)] == [(r["kind"], r["epoch"]) for r in whole]
+
+
 def test_record_is_strict_json() -> None:
     """Catches NaN, which json writes and no JSON reader takes, and arrays that end a run."""
     value = {"a": math.nan, "b": [math.inf, -math.inf], "c": np.arange(2), "d": np.float32(0.5), "e": jnp.ones(1)}
