@@ -4,34 +4,24 @@ A 64 → 128 → 10 multilayer perceptron on batches of 64 random rows with Adam
 probe takes the norm of each layer's gradient. The runs take turns in one process: plain, with a probe that never fires,
 with one that fires every 100 steps; the first epoch of each, with the compilation, is not counted.
 
-    python benchmarks/probe.py
-    python benchmarks/probe.py --steps 2000 --repeats 15
+    python -m benchmarks.probe
+    python -m benchmarks.probe --steps 2000 --repeats 15
 """
 
 import argparse
-import platform
 import statistics
 import time
 from collections.abc import Iterator
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import telic
+from benchmarks import models
+from benchmarks.timing import machine
 
 EVERY = 100
-
-
-class MLP(nn.Module):
-    """64 → 128 → 10 with a ReLU between."""
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Give logits, [batch, classes]."""
-        return nn.Dense(10)(nn.relu(nn.Dense(128)(x)))
 
 
 def norms(outputs: Any) -> Any:
@@ -40,7 +30,7 @@ def norms(outputs: Any) -> Any:
 
 def epochs(data: Any, count: int, filter: Any) -> Iterator[float]:
     """Train, and give the seconds of each epoch."""
-    loop = telic.trainer(MLP(), "softmax_cross_entropy", "adam", log=0)
+    loop = telic.trainer(models.MLP(), "softmax_cross_entropy", "adam", log=0)
     if filter is not None:
         loop.probe(norms, filter)
     start = time.perf_counter()
@@ -55,21 +45,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000, help="steps per epoch")
     parser.add_argument("--repeats", type=int, default=9, help="epochs that count")
     args = parser.parse_args()
-    random = np.random.default_rng(0)
-    data = [
-        (random.normal(size=(64, 64)).astype(np.float32), random.integers(0, 10, 64).astype(np.int32))
-        for _ in range(args.steps)
-    ]
+    data = models.rows(args.steps)
     filters = {"plain": None, "never fires": telic.once(10**9), f"every {EVERY}": telic.every(EVERY)}
     runs = {name: epochs(data, args.repeats + 1, chosen) for name, chosen in filters.items()}
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(args.repeats + 1):
         for name, run in runs.items():
             seconds[name].append(next(run))
-    print(
-        f"{args.repeats} epochs of {args.steps} steps; {jax.devices()[0].device_kind}, {platform.machine()}, "
-        f"Python {platform.python_version()}, jax {jax.__version__}"
-    )
+    print(f"{args.repeats} epochs of {args.steps} steps; {machine()}")
     plain = statistics.median(seconds["plain"][1:])
     for name, values in seconds.items():
         median = statistics.median(values[1:])

@@ -21,13 +21,13 @@ LAYERS: dict[str, int] = {
     for layer, names in enumerate(
         [
             ["types", "errors"],
-            ["tree", "mean", "artifacts"],
-            ["metrics", "losses", "optimizers", "precision", "ema", "shard", "models"],
+            ["tree", "mean", "artifacts", "jsonable"],
+            ["metrics", "losses", "advantages", "optimizers", "precision", "ema", "shard", "models"],
             ["contract"],
             ["train", "loop"],
             [
                 *("driver", "placement", "objectives", "evaluate", "data", "handlers"),
-                *("checkpoints", "trackers", "display", "interop"),
+                *("checkpoints", "trackers", "display", "interop", "profiling"),
             ],
             ["compose"],
             ["config"],
@@ -44,14 +44,20 @@ FREE = {"testing": "test tools may look into every room; nothing imports them"}
 ADAPTERS: dict[str, tuple[str, ...]] = {
     "orbax": ("telic.checkpoints",),
     "grain": ("telic.data",),
-    "matplotlib": ("telic.display",),
+    "matplotlib": ("telic.display", "telic.trackers"),
     "rich": ("telic.display", "telic.cli"),
+    "altair": ("telic.display",),
+    "IPython": ("telic.display",),
     "tyro": ("telic.config", "telic.cli"),
     "equinox": ("telic.models",),
     "qwix": ("telic.interop",),
     "torch": ("telic.data", "telic.interop"),
     "datasets": ("telic.data",),
     "tensorboardX": ("telic.trackers",),
+    "tokenizers": ("telic.data",),
+    "trackio": ("telic.trackers",),
+    "wandb": ("telic.trackers",),
+    "mlflow": ("telic.trackers",),
 }
 """Packages known to one adapter alone. There they may be imported inside a function, because they are optional or slow
 to import; everywhere else they may not be imported at all."""
@@ -74,6 +80,7 @@ COMPILERS = {
 MAY_COMPILE = {
     "telic.driver": "owns the compiled program of a run",
     "telic.evaluate": "owns the compiled program of an evaluation",
+    "telic.models.sampling": "owns the compiled loop that continues texts",
 }
 
 EXCEPTIONS: dict[tuple[str, str], str] = {}
@@ -369,22 +376,42 @@ PLANTED = [
         "def f():\n    from telic.tree import paths",
     ),
     ("only telic.checkpoints may import this package", "telic.driver", "import orbax.checkpoint as ocp"),
-    ("only telic.display may import this package", "telic.cli", "def f():\n    import matplotlib.pyplot"),
+    (
+        "only telic.display and telic.trackers may import this package",
+        "telic.cli",
+        "def f():\n    import matplotlib.pyplot",
+    ),
     ("only telic.models may import this package", "telic.modelsmith", "import equinox"),
     (
         "this package is no dependency of telic: add it to pyproject.toml and to ADAPTERS",
         "telic.data",
         "def f():\n    import pandas",
     ),
-    ("only telic.driver and telic.evaluate compile", "telic.train.state", "import jax\nf = jax.jit(g)"),
-    ("only telic.driver and telic.evaluate compile", "telic.losses", "import jax as j\n@j.jit\ndef f(): ..."),
-    ("only telic.driver and telic.evaluate compile", "telic.losses", "from jax import jit as fast\nf = fast(g)"),
     (
-        "only telic.driver and telic.evaluate compile",
+        "only telic.driver and telic.evaluate and telic.models.sampling compile",
+        "telic.train.state",
+        "import jax\nf = jax.jit(g)",
+    ),
+    (
+        "only telic.driver and telic.evaluate and telic.models.sampling compile",
+        "telic.losses",
+        "import jax as j\n@j.jit\ndef f(): ...",
+    ),
+    (
+        "only telic.driver and telic.evaluate and telic.models.sampling compile",
+        "telic.losses",
+        "from jax import jit as fast\nf = fast(g)",
+    ),
+    (
+        "only telic.driver and telic.evaluate and telic.models.sampling compile",
         "telic.models.nnx",
         "from flax import nnx\nfrom functools import partial\nf = partial(nnx.jit, donate_argnums=0)",
     ),
-    ("only telic.driver and telic.evaluate compile", "telic.drivers", "import jax\nf = jax.pmap(g)"),
+    (
+        "only telic.driver and telic.evaluate and telic.models.sampling compile",
+        "telic.drivers",
+        "import jax\nf = jax.pmap(g)",
+    ),
     ("the table of contents imports nothing", "telic.__init__", "import jax"),
     ("the table of contents imports nothing", "telic.__init__", "from telic.mean import Mean"),
     ("the table of contents imports nothing", "telic.__init__", "try:\n    import rich\nexcept ImportError: ..."),

@@ -61,21 +61,27 @@ _HOMES = {
 }
 """Where each public name lives."""
 
-_MODULES = ("data", "errors", "losses", "metrics", "models", "objectives", "optimizers", "testing")
+_MODULES = (
+    *("artifacts", "data", "errors", "interop", "losses", "metrics", "models", "objectives", "optimizers"),
+    *("testing", "trackers"),
+)
 """The public modules; each is also imported as ``telic.<name>``."""
 
 __all__ = [*_HOMES, *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll] one table; test_exports.py checks it
 
 if TYPE_CHECKING:
     # The same table once more, for type checkers and editors; test_exports.py compares the two.
+    from telic import artifacts as artifacts
     from telic import data as data
     from telic import errors as errors
+    from telic import interop as interop
     from telic import losses as losses
     from telic import metrics as metrics
     from telic import models as models
     from telic import objectives as objectives
     from telic import optimizers as optimizers
     from telic import testing as testing
+    from telic import trackers as trackers
     from telic.checkpoints import Checkpoints as Checkpoints
     from telic.compose import Loop as Loop
     from telic.compose import Trainer as Trainer

@@ -20,6 +20,10 @@ class DataError(TelicError, ValueError):
     """Data that is empty, exhausted, or not what the objective reads."""
 
 
+class PretrainedError(TelicError, ValueError):
+    """Files of a pretrained model that are corrupt, or that describe no model Telic has."""
+
+
 class CaptureError(TelicError, ValueError):
     """A program holds arrays as constants that should be arguments."""
 

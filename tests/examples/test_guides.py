@@ -9,7 +9,21 @@ from typing import Any
 import pytest
 
 GUIDES = Path(__file__).resolve().parents[2] / "docs" / "guides"
-PAGES = ("check", "debugging", "events", "metrics", "probes")
+PAGES = (
+    "check",
+    "debugging",
+    "decoder",
+    "evaluation",
+    "events",
+    "language",
+    "memory",
+    "metrics",
+    "plots",
+    "pretrained",
+    "probes",
+    "profiling",
+    "trackers",
+)
 
 
 @pytest.fixture(autouse=True)

@@ -84,3 +84,18 @@ def test_what_does_not_fit_is_named() -> None:
         optimizer.update(params, optimizer.init(params), params, qk_stats={"attm": jnp.ones(2)})
     with pytest.raises(ContractError, match="3 heads do not divide"):
         optimizer.update(params, optimizer.init(params), params, qk_stats={"attn": jnp.ones(3)})
+
+
+@pytest.mark.parametrize("case", cases("qk_clip"))
+def test_blocks_scanned_as_one_are_scaled_layer_by_layer(case: dict[str, Any]) -> None:
+    """Catches the largest logit of one layer that scales another, and heads sought in the dimension of layers."""
+    config, given, out = case["config"], case["in"], case["out"]
+    weights = {name: jnp.asarray(given[name].T) for name in ("query", "key")}
+    # A layer like the case's, and one whose logits are small.
+    params = {"layers": {name: {"kernel": jnp.stack([weight, weight])} for name, weight in weights.items()}}
+    largest = jnp.asarray(out["max_logits_before"])
+    stats = {"layers": {"max_logits": jnp.stack([largest, largest * 1e-3])}}
+    after = clipped(params, stats, tau=config["tau"], alpha=config["alpha"])["layers"]
+    for name, weight in weights.items():
+        np.testing.assert_allclose(after[name]["kernel"][0].T, out[name], rtol=1e-9, atol=1e-12)
+        np.testing.assert_array_equal(after[name]["kernel"][1], weight)

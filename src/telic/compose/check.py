@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from telic import tree
+from telic.compose.fitting import Budget, fitted
 from telic.compose.loops import Loop
 from telic.compose.validation import evaluation_pass
 from telic.data import as_source, as_validation
@@ -16,11 +17,12 @@ from telic.data.dataset import Dataset
 from telic.driver import DriverOptions, StepDriver
 from telic.errors import ContractError, DataError
 from telic.evaluate import ObjectiveLoss
-from telic.loop.ports import View
+from telic.loop.ports import Draws, View
 from telic.loop.reducers import Reducer, reported
 from telic.loop.serialize import deserialize_state, serialize_state
 from telic.loop.state import LoopState
 from telic.placement import SingleDevice
+from telic.profiling import byte_text, memory_of
 from telic.train.state import TrainState
 from telic.train.step import TrainStep
 from telic.types import Batch, PyTree
@@ -68,7 +70,9 @@ class _Findings:
         return value
 
 
-def check_training(step: TrainStep, data: Any, *, metrics: Sequence[Any] = ()) -> CheckReport:
+def check_training(
+    step: TrainStep, data: Any, *, metrics: Sequence[Any] = (), memory: Budget | None = None
+) -> CheckReport:
     """Try one attempt, one validation batch, every metric, and a save with its restore; then stop.
 
     Nothing outside is changed: the step builds a state of its own, no handler runs, no file is written.
@@ -77,11 +81,18 @@ def check_training(step: TrainStep, data: Any, *, metrics: Sequence[Any] = ()) -
       step: The step of the trainer.
       data: What `fit` will be given. An iterator is refused: it would lose its first batch.
       metrics: Metrics to compute, as for `fit`.
+      memory: Slice batches into microbatches whose step fits; None leaves the step as it is.
     """
     found = _Findings()
     batch = found.attempt("data", lambda: _first_batch(data))
     if batch is None:
         return _report(found)
+    if memory is not None:
+        whole, budget = step, memory
+        sliced = found.attempt("microbatch", lambda: _sliced(whole, batch, budget))
+        if sliced is None:
+            return _report(found)
+        step = sliced
     reducers = found.attempt("metrics", lambda: _reducers(step, metrics))
     if reducers is None:
         return _report(found)
@@ -97,6 +108,12 @@ def check_training(step: TrainStep, data: Any, *, metrics: Sequence[Any] = ()) -
     return _report(found)
 
 
+def _sliced(step: TrainStep, batch: Batch, memory: Budget) -> tuple[str, TrainStep]:
+    fit = fitted(step.bind(batch), batch, memory, LoopState())
+    rows = tree.leading_dimension(batch)
+    return f"{fit.microbatch or rows} of {rows} rows at once fit {byte_text(memory.limit())}", fit
+
+
 def _report(found: _Findings) -> CheckReport:
     count = len(found.failures)
     last = "all is well" if not count else f"{count} thing{'s' if count > 1 else ''} failed"
@@ -109,7 +126,7 @@ def _first_batch(data: Any) -> tuple[str, Batch]:
     source = as_source(data)
     try:
         source.begin(0)
-        batch, _ = source.next(View(None, 0, 0))
+        batch = source.example() if isinstance(source, Draws) else source.next(View(None, 0, 0))[0]
         # In memory of its own: the source is closed before the batch is used.
         batch = jax.tree.map(lambda x: np.array(x) if isinstance(x, np.ndarray) else x, batch)
     finally:
@@ -133,14 +150,16 @@ def _reducers(step: TrainStep, metrics: Sequence[Any]) -> tuple[str, dict[str, R
 def _started(step: TrainStep, batch: Batch, reducers: Mapping[str, Reducer]) -> tuple[str, StepDriver]:
     bound = step.bind(batch)
     state = bound.init(batch)
-    driver = StepDriver(bound, reducers, SingleDevice(), DriverOptions(), reported=reported)
+    # Those of artifacts and of the host belong to the validation.
+    computed = {name: r for name, r in reducers.items() if not r.is_of_evaluation}
+    driver = StepDriver(bound, computed, SingleDevice(), DriverOptions(), reported=reported)
     driver.start(state, batch)
     count = sum(int(x.size) for x in jax.tree.leaves(bound.trained(state.variables)))
     return f"traced, {count:,} trainable parameters", driver
 
 
 def _attempted(driver: StepDriver, step: TrainStep, batch: Batch) -> tuple[str, TrainState]:
-    driver.advance([batch], epoch=0, iteration=0, fresh=False)
+    driver.advance([batch], epoch=0, iteration=0)
     driver.flush()
     state: TrainState = driver.step_state
     driver.check(wait=True)
@@ -183,7 +202,7 @@ def _saved(state: TrainState) -> tuple[str, None]:
     wrong = [name for name, a, b in pairs if _bits(a) != _bits(b)]
     if wrong:
         raise ContractError(f"read back with other bits: {', '.join(wrong)}")
-    return f"{_size(len(data))} written, read back and compared: {len(names)} arrays are equal", None
+    return f"{byte_text(len(data))} written, read back and compared: {len(names)} arrays are equal", None
 
 
 def _bits(leaf: Any) -> tuple[Any, ...]:
@@ -202,26 +221,21 @@ def _memory(state: TrainState, batch: Batch, driver: StepDriver) -> tuple[str, N
         "window": state.window,
         "batch": batch,
     }
-    lines = [f"  {name:44s} {_size(_num_bytes(value)):>10s}" for name, value in rows.items()]
-    program = driver.memory()
-    if program is None:
+    lines = [f"  {name:44s} {byte_text(_num_bytes(value)):>10s}" for name, value in rows.items()]
+    memory = None if driver.compiled is None else memory_of(driver.compiled)
+    if memory is None:
         lines.append("  the compiled step: unknown on this platform")
     else:
-        lines += [f"  {f'compiled step, {name}':44s} {_size(value):>10s}" for name, value in program.items()]
+        program = {
+            "state and batch": memory.argument_bytes,
+            "scratch": memory.scratch_bytes,
+            "results that reuse nothing": memory.result_bytes,
+            "together": memory.peak_bytes,
+        }
+        lines += [f"  {f'compiled step, {name}':44s} {byte_text(value):>10s}" for name, value in program.items()]
     return "\n" + "\n".join(lines), None
 
 
 def _num_bytes(values: PyTree) -> int:
     leaves = [x for x in jax.tree.leaves(values) if hasattr(x, "nbytes")]
     return sum(int(x.nbytes) for x in leaves)
-
-
-def _size(count: int) -> str:
-    value = float(count)
-    if value < 1024:
-        return f"{count} B"
-    for unit in ("KiB", "MiB"):
-        value /= 1024
-        if value < 1024:
-            return f"{value:,.1f} {unit}"
-    return f"{value / 1024:,.1f} GiB"

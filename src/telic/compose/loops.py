@@ -12,21 +12,29 @@ import jax
 
 from telic import losses
 from telic import metrics as metric_table
+from telic.artifacts import ArtifactSink
 from telic.checkpoints import Checkpoints
-from telic.compose.programs import as_program, has_loss
+from telic.compose.caching import cache_directory, compile_cache_in
+from telic.compose.fitting import Budget
+from telic.compose.metering import Reporter, as_reporter
+from telic.compose.programs import as_program, described, has_loss
+from telic.compose.rehearsal import placed
 from telic.compose.resume import Saving, as_saving
 from telic.compose.runs import Parts, Request, run_loop
-from telic.compose.validation import Validation, check_average
+from telic.compose.validation import Validation, check_average, check_evaluated, validations_of
 from telic.contract import Objective
 from telic.data import as_validation
 from telic.display import Curves, MessageLog, MetricLog, Progress, Recorder
+from telic.display.figures import Confusion
 from telic.display.lines import Stream, UpdatesLog
+from telic.display.plots import CharacterPlot, NotebookChart, Picture, Plot, check_notebook, is_notebook
+from telic.display.previews import as_previews
 from telic.driver import Listener
 from telic.errors import ContractError, TelicError, closest
 from telic.handlers import Checkpoint, EarlyStop, Monitor, ReduceRate, as_mode, record_name
 from telic.loop import events as ev
 from telic.loop.engine import Attachment, Handler, check_totals
-from telic.loop.filters import Filter, always, as_filter, every
+from telic.loop.filters import Filter, always, as_filter, at_hand, every
 from telic.loop.ports import Placement, StepProgram
 from telic.loop.reducers import RESERVED, Reducer
 from telic.loop.serialize import serialize_state
@@ -35,9 +43,12 @@ from telic.loop.status import HALT_LOOP
 from telic.metrics.base import Metric
 from telic.objectives import as_objective
 from telic.placement import SingleDevice
+from telic.trackers import Tracking, as_group
 from telic.train.evaluation import EvalStep
 from telic.train.step import TrainStep
 from telic.types import PyTree
+
+_EVERY_TEN = every(10)
 
 
 class Loop:
@@ -226,6 +237,7 @@ class Loop:
         lines = MetricLog(device)
         self.handle_event(ev.ITERATION_COMPLETED, lines.on_iteration, every(message, per_epoch=True), name="log")
         self._at_epoch_end(lines.on_epoch_end, "log")
+        self._closers.append(lines.close)
         return self
 
     def log_updates(self, device: Stream | None = None) -> "Loop":
@@ -249,7 +261,7 @@ class Loop:
         """
         shown = Progress(plain=plain, batches=batches)
         self.handle_event(ev.STARTED, shown.on_start, name="progress")
-        self.handle_event(ev.ITERATION_COMPLETED, shown.on_iteration, every(20), name="progress")
+        self.handle_event(ev.ITERATION_COMPLETED, shown.on_iteration, at_hand, name="progress")
         self._at_epoch_end(shown.on_epoch_end, "progress")
         self.handle_event([ev.COMPLETED, ev.HALTED, ev.INTERRUPTED], shown.on_end, name="progress")
         self._listener = shown
@@ -263,13 +275,39 @@ class Loop:
           path: The file. A run from the beginning replaces it, a continued one keeps its lines up to that position.
           interval: Batches between lines.
         """
-        recorder = Recorder(path)
-        self._folder = Path(path).parent
+        recorder = Recorder(placed(path))
+        self._folder = placed(path).parent
         self.handle_event(ev.STARTED, recorder.on_start, name="record")
         self.handle_event(ev.ITERATION_COMPLETED, recorder.on_iteration, every(interval, per_epoch=True), name="record")
         self._at_epoch_end(recorder.on_epoch_end, "record")
         self._closers.append(recorder.close)
         self._flushers.append(recorder.flush)
+        return self
+
+    def track(self, tracker: Any, *, interval: int = 50, config: Mapping[str, Any] | None = None) -> "Loop":
+        """Give the metrics to one or several trackers: ``train/<name>`` and ``validation/<name>`` by the update.
+
+        A tracker that fails or hangs neither slows nor ends the run; a warning says what it missed.
+
+        Args:
+          tracker: A `telic.trackers.Tracker`, such as ``telic.trackers.TensorBoard("runs/first")``, or a list of them.
+          interval: Updates between calls; the values of an epoch's end are given besides.
+          config: What the run is, for the tracker to show; nested mappings of plain values.
+        Raises:
+          TypeError: It is no tracker.
+        """
+        self._check_idle()
+        trackers = as_group(tracker)
+        if trackers is None:
+            return self
+        given = dict(config or {})
+        tracking = Tracking(trackers, lambda: {**described(self._program), **given})
+        self.handle_event(ev.STARTED, tracking.on_start, name="track")
+        self.handle_event(ev.STEP_COMPLETED, tracking.on_step, every(interval), name="track")
+        self._at_epoch_end(tracking.on_end, "track")
+        self.handle_event([ev.COMPLETED, ev.HALTED, ev.INTERRUPTED], tracking.on_end, name="track")
+        self._closers.append(tracking.close)
+        self._flushers.append(tracking.flush)
         return self
 
     def curves(self, path: str | os.PathLike[str], *, title: str = "") -> "Loop":
@@ -280,8 +318,76 @@ class Loop:
           title: Text above the panels.
         """
         self._check_idle()
-        self._at_epoch_end(Curves(path, title=title), "curves")
+        self._at_epoch_end(Curves(placed(path), title=title), "curves")
         return self
+
+    def confusion(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        metric: str = "confusion_matrix",
+        names: Sequence[str] | None = None,
+    ) -> "Loop":
+        """Draw a confusion matrix anew at each epoch's end.
+
+        Args:
+          path: The picture; its suffix says the format, such as ``.png``.
+          metric: Name of a `telic.metrics.confusion_matrix` of this loop, or ``validation_<name>`` of one.
+          names: Name of each class; by default its number.
+        """
+        self._check_idle()
+        record = self._record_name("confusion", metric, None)
+        self._at_epoch_end(Confusion(placed(path), metric, record, names=names), record)
+        return self
+
+    def plot(
+        self,
+        *metrics: str,
+        filter: Filter = _EVERY_TEN,
+        log_x: bool = False,
+        log_y: bool = False,
+        title: str = "",
+        notebook: bool | None = None,
+    ) -> "Loop":
+        """Plot metrics against the batches done while the loop runs: each call of it is one picture.
+
+        In a notebook that is a Vega-Lite chart, updated in its place (``pip install "telic[plot]"``); on a terminal a
+        plot of characters, redrawn in its place; where output is piped, one plot when the run ends. A run that is
+        continued goes on with the curves it had.
+
+        Args:
+          *metrics: Names of metrics of this loop, or of those that `validate` records; by default the loss.
+          filter: At which iterations a point is added. At an epoch's end there is one in any case.
+          log_x: Logarithmic axis of batches.
+          log_y: Logarithmic axis of values.
+          title: Text above.
+          notebook: True draws a chart, False characters; None looks where it runs.
+        Raises:
+          ImportError: In a notebook, altair is not installed.
+        """
+        self._check_idle()
+        for metric in metrics:
+            if not isinstance(metric, str):  # pyright: ignore[reportUnnecessaryIsInstance] users' input
+                raise TypeError(f"plot takes names of metrics, plot('loss', 'validation_loss'), got {metric!r}")
+        chosen = metrics or ("loss",)
+        if len(set(chosen)) < len(chosen):
+            raise ValueError(f"plot names a metric twice: {', '.join(chosen)}")
+        picture: Picture
+        if is_notebook() if notebook is None else notebook:
+            check_notebook()
+            picture = NotebookChart(log_x=log_x, log_y=log_y, title=title)
+        else:
+            picture = CharacterPlot(log_x=log_x, log_y=log_y, title=title, beside=self._progress)
+        made = Plot(chosen, self._record_name("plot", chosen[0], None), picture)
+        self._attachments.append(Attachment(ev.STARTED, made.on_start, always, made.record, late=True))
+        self.handle_event(ev.ITERATION_COMPLETED, made.on_iteration, filter, name=made.record)
+        self._at_epoch_end(made.on_epoch_end, made.record)
+        self._closers.insert(0, made.close)
+        self._flushers.append(made.flush)
+        return self
+
+    def _progress(self) -> Progress | None:
+        return self._listener if isinstance(self._listener, Progress) else None
 
     def _at_epoch_end(self, handler: Handler, name: str) -> None:
         """Attach a handler late, so that it sees what the epoch's other handlers recorded."""
@@ -298,11 +404,15 @@ class Loop:
         name: str | None = None,
         averaged: bool = False,
         limit: int | None = None,
+        metrics: Sequence[Any] = (),
+        preview: bool | str | os.PathLike[str] | ArtifactSink = False,
     ) -> "Loop":
         """Evaluate on other data and record ``validation_<metric>`` beside the training metrics.
 
-        Every metric of this loop is computed as it is in training, and the objective's loss as ``validation_loss``.
-        Training state and keys are untouched; the program is compiled once.
+        Every metric of this loop is computed as it is in training, and the objective's loss as ``validation_loss``; of
+        an objective with an `evaluate` also the metrics that read its artifacts, and its `Scalars`. Training state and
+        keys are untouched; the program is compiled once. A loop may have any number of validations, each with data,
+        name, event and filter of its own.
 
         Args:
           data: Batches that can be read many times, or a Dataset, whose `val` is used.
@@ -312,15 +422,32 @@ class Loop:
           name: Name of a further data set: ``validation_<name>_<metric>``.
           averaged: Evaluate the averaged weights.
           limit: Batches per pass at most; needed for data without an end.
+          metrics: Metrics of this validation alone: names, Metrics or functions.
+          preview: Where the objective's `preview` goes, once per evaluation: a directory, an `ArtifactSink`, or True
+            for ``previews`` in the run's directory. Trackers of the loop get it too.
+        Raises:
+          ValueError: A validation of that name is attached already.
         """
         self._check_idle()
         program = self._evaluation(model, averaged)
+        prefix = "validation_" if name is None else f"validation_{name}_"
+        if any(v.prefix == prefix for v in validations_of(self._attachments)):
+            had = "without a name" if name is None else f"named {name!r}"
+            raise ValueError(f"this loop has a validation {had} already; give another name=")
+        own: dict[str, Reducer] = {}
+        for metric in metrics:
+            made = _as_metric(metric, None, reduce="mean", reads=None)
+            if made.name in own:
+                raise ValueError(f"two metrics of this validation are named {made.name!r}; rename one")
+            own[made.name] = Reducer(made.name, made)
         evaluation = Validation(
             reducers=lambda: self.reducers,
             program=program,
             batches=as_validation(data, limit=limit),
-            prefix="validation_" if name is None else f"validation_{name}_",
+            prefix=prefix,
             placement=self._placement,
+            own=own,
+            sink=as_previews(placed(preview) if isinstance(preview, str | os.PathLike) else preview),
         )
         return self.handle_event(event, evaluation, filter, name="validate")
 
@@ -502,7 +629,7 @@ class Loop:
         if keep_last is None:
             keep_last = 2 if criteria is None else 0
         saver = Checkpoint(
-            Path(directory),
+            placed(directory),
             lambda state: serialize_state(state, compress=compress),
             record,
             pattern=file_pattern,
@@ -559,16 +686,37 @@ class Loop:
             return model
         return EvalStep(model if isinstance(model, Objective) else as_objective(None, model), averaged=averaged)
 
-    def drive(self, *, fuse: bool = True, compiler_options: Mapping[str, Any] | None = None) -> "Loop":
+    def drive(
+        self,
+        *,
+        fuse: bool = True,
+        compiler_options: Mapping[str, Any] | None = None,
+        profile: bool | Reporter | None = None,
+        compile_cache: bool | str | os.PathLike[str] | None = None,
+        memory: Budget | None = None,
+    ) -> "Loop":
         """Say how the driver runs this loop.
 
         Args:
           fuse: Run several iterations in one dispatch where no handler needs the host between them. What is computed
             is the same to the bit.
           compiler_options: Handed to XLA.
+          profile: True prints, when a run ends, where its time went and what a step costs; a function takes that
+            report instead. A run with a directory has it there as ``profile.json`` too.
+          compile_cache: Directory that keeps compiled programs for the next start; True for one in the user's cache
+            directory. None leaves it to the environment variable ``TELIC_COMPILE_CACHE``, False keeps none.
+          memory: Slice batches into the largest microbatches whose step fits; None leaves the step as it is.
         """
         self._check_idle()
-        self._driver_options = {"fuse": bool(fuse), "compiler_options": dict(compiler_options or {})}
+        as_reporter(profile)
+        cache_directory(compile_cache)
+        self._driver_options = {
+            "fuse": bool(fuse),
+            "compiler_options": dict(compiler_options or {}),
+            "profile": profile,
+            "compile_cache": compile_cache,
+            "memory": memory,
+        }
         return self
 
     def save(
@@ -703,9 +851,10 @@ class Loop:
             previous, state = None, state.step_state
         if previous is not None and state is not None and not isinstance(state, LoopState):
             raise ValueError("from_state and run(state=...) both give a start: use one")
-        for attachment in self._attachments:
-            if isinstance(attachment.handler, Validation):
-                check_average(attachment.handler.program, self._program)
+        for validation in validations_of(self._attachments):
+            check_average(validation.program, self._program)
+            validation.open(self._directory, self._trackers())
+        check_evaluated(self._metrics, self._program, validations_of(self._attachments))
         request = Request(
             previous=previous,
             given=None if previous is not None else state,
@@ -719,15 +868,41 @@ class Loop:
         )
         self._running = True
         try:
-            return (yield from run_loop(self._parts(), data, request))
+            with compile_cache_in(cache_directory(self._driver_options.get("compile_cache"))):
+                return (yield from run_loop(self._parts(), data, request))
         finally:
             self._running = False
+
+    @property
+    def _directory(self) -> Path | None:
+        """The directory this run writes to, where it has one."""
+        return self._folder if self._saving is None else Path(self._saving.config.directory)
+
+    def _plotted(self) -> list[Attachment]:
+        """Give the handlers that put what validations record into plots, at the event where they do."""
+        owners = (getattr(a.handler, "__self__", None) for a in self._attachments)
+        plots = {id(x): x for x in owners if isinstance(x, Plot)}.values()
+        return [
+            Attachment(a.event, plot.on_evaluation, a.filter, plot.record, late=True)
+            for a in self._attachments
+            for plot in plots
+            if isinstance(a.handler, Validation) and a.event not in (ev.EPOCH_COMPLETED, ev.EPOCH_HALTED)
+        ]
+
+    def _trackers(self) -> list[Tracking]:
+        """Give the handlers that give previews to trackers, each once."""
+        owners = (getattr(a.handler, "__self__", None) for a in self._attachments)
+        return list({id(x): x for x in owners if isinstance(x, Tracking)}.values())
 
     def _parts(self) -> Parts:
         return Parts(
             program=self._program,
-            attachments=tuple(self._attachments),
-            reducers=dict(self._metrics),
+            attachments=(*self._attachments, *self._plotted()),
+            reducers={
+                name: r
+                for name, r in self._metrics.items()
+                if not r.is_of_evaluation or isinstance(self._program, EvalStep)
+            },
             probes=dict(self._probes),
             events=self._events,
             placement=self._placement,
@@ -737,6 +912,8 @@ class Loop:
             flushers=tuple(self._flushers),
             closers=tuple(self._closers),
             folder=self._folder,
+            profile=as_reporter(self._driver_options.get("profile")),
+            memory=self._driver_options.get("memory"),
         )
 
 
@@ -773,4 +950,5 @@ def _as_metric(metric: Any, name: str | None, *, reduce: Any, reads: Any) -> Met
 def _record_of(attachment: Attachment) -> str | None:
     """Give the name of the record that an attached handler keeps, if it watches a metric or writes checkpoints."""
     handler = attachment.handler
-    return handler.record if isinstance(handler, Monitor | Checkpoint) else None
+    owner = getattr(handler, "__self__", handler)
+    return owner.record if isinstance(owner, Monitor | Checkpoint | Confusion | Plot) else None

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from importlib import metadata
 from typing import Any
 
 from telic import tree
 from telic.contract import Objective
 from telic.errors import ContractError
-from telic.evaluate import ObjectiveLoss
+from telic.evaluate import ObjectiveLoss, is_traced
 from telic.loop.ports import Source, StepProgram
 from telic.loop.reducers import Reducer
 from telic.train.evaluation import EvalStep
@@ -85,7 +86,10 @@ def as_program(step: Any, init: Callable[[Any], Any] | None) -> StepProgram:
 def started(program: StepProgram, batch: Batch, given: PyTree, source: Source) -> tuple[StepProgram, PyTree]:
     """Give the program of a run and the state it starts with; windows of `Terms` are planned where they can be."""
     if not isinstance(program, TrainStep):
-        return program, program.init(batch) if given is None else program.adopt(batch, given)
+        start = program.init(batch) if given is None else program.adopt(batch, given)
+        if isinstance(program, EvalStep) and not is_traced(program, start, batch):
+            program = replace(program, scores=False)
+        return program, start
     if isinstance(given, TrainState) and given.window.planned is not None:
         program = replace(program, plans=True)
     start = program.init(batch) if given is None else program.adopt(batch, given)
@@ -112,10 +116,25 @@ def reads_gradients(reducer: Reducer) -> bool:
 
 def may_read_gradients(reducer: Reducer) -> bool:
     """Say whether a metric reads gradients, or may: a function of the outputs does not say what it reads."""
-    return not isinstance(reducer.metric.reads, tuple) or reads_gradients(reducer)
+    return not isinstance(reducer.metric.reads, tuple | type) or reads_gradients(reducer)
 
 
 def has_loss(program: Any) -> bool:
     """Say whether a step has an objective with a loss: an evaluator may do without."""
     objective = getattr(program, "objective", None)
     return isinstance(objective, Objective) and getattr(objective, "has_loss", True)
+
+
+def described(program: StepProgram) -> dict[str, Any]:
+    """Give what a program is, in plain values, for people who compare runs."""
+    versions = {name: metadata.version(name) for name in ("telic", "jax", "flax", "optax")}
+    if not isinstance(program, TrainStep):
+        return {"versions": versions}
+    return {
+        "versions": versions,
+        "objective": type(program.objective).__name__,
+        "accumulate": program.accumulate,
+        "microbatch": program.microbatch,
+        "nonfinite": program.nonfinite,
+        "precision": {name: str(value) for name, value in vars(program.policy).items()},
+    }

@@ -6,23 +6,29 @@ A generator that gives the state after each epoch and returns the final one.
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from telic import tree
+from telic.compose.fitting import Budget, fitted
+from telic.compose.metering import Metering, Reporter, Unmetered
 from telic.compose.programs import may_read_gradients, started, with_loss
 from telic.compose.resume import Saving, Session
+from telic.compose.validation import begin
 from telic.data import as_source
 from telic.data.batches import as_stateful
 from telic.data.dataset import Dataset
 from telic.display.recorder import write_batch
-from telic.driver import DriverOptions, Listener, StepDriver
+from telic.driver import DriverOptions, Feeder, Listener, StepDriver
 from telic.errors import NonFiniteError
 from telic.loop import events as ev
 from telic.loop.cursor import is_closed, settled
 from telic.loop.engine import Attachment, Engine, Plan
-from telic.loop.ports import Placement, Position, Source, StepProgram, View
+from telic.loop.ports import Draws, Placement, Position, Source, StepProgram, View
 from telic.loop.reducers import Reducer, reported
 from telic.loop.state import LoopState
 from telic.placement import one_process
@@ -49,6 +55,8 @@ class Parts:
       flushers: Write out what handlers have not yet written, before each save.
       closers: Run when the run ends, also by an error.
       folder: Directory the run writes to, when there is one.
+      profile: Takes the report of where the time went; None counts nothing.
+      memory: Slice batches into microbatches whose step fits; None leaves the step as it is.
     """
 
     program: StepProgram
@@ -63,6 +71,8 @@ class Parts:
     flushers: tuple[Callable[[], None], ...]
     closers: tuple[Callable[[], None], ...]
     folder: Path | None
+    profile: Reporter | None = None
+    memory: Budget | None = None
 
 
 @dataclass(frozen=True)
@@ -94,8 +104,11 @@ class Request:
 
 def run_loop(parts: Parts, data: Any, request: Request) -> Generator[LoopState, None, LoopState]:
     """Run a loop over data."""
-    source = as_source(data)
     session = None if parts.saving is None else Session(parts.saving, parts.flushers)
+    metering = _metering(parts, session)
+    source = metering.source(as_source(data))
+    closing = ExitStack()
+    closing.callback(source.close)
     try:
         if session is not None:
             session.open()
@@ -105,10 +118,11 @@ def run_loop(parts: Parts, data: Any, request: Request) -> Generator[LoopState, 
                 if over is not None:
                     return over
                 request = replace(request, previous=session.going_on(session.cursor()), given=None)
-        engine = _begin(parts, data, source, session, request)
+        engine = _begin(parts, data, source, session, request, metering, closing)
         yield from engine.stream()
         if session is not None:
-            session.finish(engine.state)
+            with metering.part("checkpoint"):
+                session.finish(engine.state)
         if isinstance(parts.program, TrainStep):
             parts.program.warn_if_idle(engine.state.step_state)
         engine.state.read_accumulators = None
@@ -118,13 +132,26 @@ def run_loop(parts: Parts, data: Any, request: Request) -> Generator[LoopState, 
         if folder is not None and error.batch is not None:
             _save_batch(error, folder / "nonfinite_batch.npz")
         raise
+    except jax.errors.JaxRuntimeError as error:
+        metering.explain(error)
+        raise
     finally:
-        source.close()
+        # First the thread that reads, then what it reads.
+        closing.close()
         # Also when the run ends by an error, which fires no event.
         for close in parts.closers:
             close()
         if session is not None:
             session.close()
+        metering.close()
+
+
+def _metering(parts: Parts, session: Session | None) -> Unmetered:
+    """Give what puts a run on the clock, where somebody asked for it."""
+    if parts.profile is None:
+        return Unmetered()
+    folder = parts.folder if session is None else session.saving.config.directory
+    return Metering(parts.profile, folder, is_saved=session is not None)
 
 
 def _finished(parts: Parts, session: Session, source: Source, request: Request) -> LoopState | None:
@@ -143,7 +170,15 @@ def _finished(parts: Parts, session: Session, source: Source, request: Request) 
     return previous
 
 
-def _begin(parts: Parts, data: Any, source: Source, session: Session | None, request: Request) -> Engine:
+def _begin(
+    parts: Parts,
+    data: Any,
+    source: Source,
+    session: Session | None,
+    request: Request,
+    metering: Unmetered,
+    closing: ExitStack,
+) -> Engine:
     """Give the engine of a run that stands before its first batch."""
     previous = request.previous
     given = request.given if previous is None else previous.step_state
@@ -155,11 +190,14 @@ def _begin(parts: Parts, data: Any, source: Source, session: Session | None, req
     is_iterator = isinstance(data, Iterator) and as_stateful(data) is None
     if previous is not None and cursor.position is not None and not is_iterator:
         # Mid-epoch, and where an epoch reads on from the last one. A plain iterator stands where it was left.
-        if cursor.iteration or isinstance(data, Dataset) or session is not None:
+        if cursor.iteration or isinstance(data, Dataset | Draws) or session is not None:
             source.set_state(cursor.position)
     source.begin(cursor.epoch, continuous=request.steps is not None)
-    for _ in range(skipped):
-        source.next(View(given, cursor.epoch, cursor.iteration))
+    if isinstance(source, Draws):
+        source.skip(skipped)
+    else:
+        for _ in range(skipped):
+            source.next(View(given, cursor.epoch, cursor.iteration))
     cursor.position = source.get_state()
     first, ahead = _peek(source, cursor, given)
     if session is not None and saved:
@@ -167,12 +205,18 @@ def _begin(parts: Parts, data: Any, source: Source, session: Session | None, req
         example = session.example()
         first = first if example is None else example
         given = None
-    program, start = started(parts.program.bind(first), first, given, source)
+    program = parts.program.bind(first)
+    if parts.memory is not None and isinstance(program, TrainStep):
+        program = fitted(program, first, parts.memory, cursor)
+    program, start = started(program, first, given, source)
     if session is not None:
-        start = session.fill(start, program) if saved else start
+        with metering.part("restore"):
+            start = session.fill(start, program) if saved else start
         session.begin(program, start, first)
-    driver = _make_driver(parts, program, request)
+    driver = _make_driver(parts, program, request, metering)
     driver.start(start, first)
+    if session is not None:
+        session.note_frozen(driver.unwritten)
     if cursor.iteration and cursor.accumulators is not None:
         driver.restore("epoch", cursor.accumulators)
     for name in driver.metric_names:
@@ -182,31 +226,46 @@ def _begin(parts: Parts, data: Any, source: Source, session: Session | None, req
     cursor.step_state = driver.step_state
     cursor.bind_model = program.model
     cursor.copier = tree.copy_leaves
+    begin(parts.attachments, cursor, driver.metric_names)
+    leftover = "return" if isinstance(data, Dataset) else "keep" if isinstance(data, Iterator) else "drop"
+    feeder = Feeder(
+        source,
+        parts.placement,
+        driver.room,
+        stacked=driver.stacked,
+        # An iterator is somebody's own: nothing of it is read that is not used.
+        threaded=source.read_ahead and leftover != "keep" and parts.fuse and request.jit,
+        epoch=cursor.epoch,
+        ahead=ahead,
+        meter=metering.meter,
+    )
+    closing.callback(feeder.close)
     return Engine(
-        plan=Plan((*parts.attachments, *(() if session is None else session.attachments()))),
-        driver=driver,
+        plan=Plan(metering.attachments((*parts.attachments, *(() if session is None else session.attachments())))),
+        driver=metering.driver(driver, program, first, cursor.total_iterations),
         source=source,
         state=cursor,
         period=program.period,
         clock=time.monotonic,
         agree=one_process,
-        ahead=ahead,
+        feed=feeder,
         midway=cursor.iteration > 0 and not is_closed(cursor.counts),
         plans=getattr(program, "plans", False),
-        leftover="return" if isinstance(data, Dataset) else "keep" if isinstance(data, Iterator) else "drop",
+        leftover=leftover,
         debug=request.debug,
-        keeper=session,
+        keeper=metering.keeper(session),
         events=parts.events,
     )
 
 
-def _make_driver(parts: Parts, program: StepProgram, request: Request) -> StepDriver:
+def _make_driver(parts: Parts, program: StepProgram, request: Request, metering: Unmetered) -> StepDriver:
     options = DriverOptions(
         jit=request.jit,
         strict=request.strict,
         fuse=parts.fuse,
         compiler_options=request.compiler_options,
-        listener=parts.listener,
+        listener=metering.listener(parts.listener),
+        meter=metering.meter,
     )
     if isinstance(program, TrainStep):
         read = parts.probes or any(may_read_gradients(r) for r in parts.reducers.values())
@@ -237,6 +296,8 @@ def _counted(state: TrainState, period: int) -> tuple[LoopState, int]:
 
 def _peek(source: Source, cursor: LoopState, given: Any) -> tuple[Batch, deque[tuple[Batch, Position]]]:
     """Give a batch to learn shapes from, and the batches that are read ahead of their use."""
+    if isinstance(source, Draws):
+        return source.example(), deque()
     is_over = cursor.max_iteration is not None and cursor.iteration >= cursor.max_iteration
     try:
         first = source.next(View(given, cursor.epoch, cursor.iteration))

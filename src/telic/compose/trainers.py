@@ -1,6 +1,8 @@
 """The trainer: an objective, an optimizer and a key, composed into steps, loops and runs."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -8,21 +10,25 @@ import optax
 
 from telic import optimizers, tree
 from telic import precision as precisions
+from telic.artifacts import ArtifactSink
 from telic.checkpoints import Checkpoints
+from telic.compose.caching import cache_directory
 from telic.compose.check import CheckReport, check_training
+from telic.compose.fitting import Budget, fitted
 from telic.compose.loops import Loop
+from telic.compose.metering import Reporter, as_reporter
 from telic.compose.resume import as_saving
-from telic.compose.validation import evaluation_pass
+from telic.compose.validation import Validation
 from telic.contract import Objective
-from telic.data import as_validation
+from telic.data import Dataset, as_validation
+from telic.display.previews import as_previews
 from telic.driver import build_state
 from telic.errors import ContractError
-from telic.evaluate import ObjectiveLoss
 from telic.loop import events as ev
 from telic.loop.filters import always, every
-from telic.loop.reducers import Reducer
 from telic.loop.state import LoopState
 from telic.placement import SingleDevice
+from telic.trackers import as_group
 from telic.train.state import TrainState
 from telic.train.step import TrainStep
 from telic.types import Batch, Key
@@ -36,7 +42,8 @@ class Trainer:
       optimizer: An Optax transformation, or a name from `telic.optimizers`.
       key: Seed, or a JAX PRNG key. Two trainers with equal keys give equal bits.
       accumulate: Microbatches per update. The update is that of one big batch, for any masses.
-      microbatch: Rows per microbatch when each incoming batch is to be sliced instead.
+      microbatch: Rows per microbatch when each incoming batch is to be sliced instead; "auto" takes the most whose step
+        fits `memory_limit_bytes`. The update is that of the whole batch.
       trainable: Filter over names such as ``params/encoder/**``; every other parameter keeps its bits.
       precision: Policy or its short form, such as "bfloat16".
       loss_scale: None, "static", "dynamic" or a `telic.precision` loss scale.
@@ -44,6 +51,12 @@ class Trainer:
       max_rejected: Rejected attempts in a row that end the run with `NonFiniteError`.
       keep_previous: Check the result of each commit too, and undo it whole; by default for states up to 16 MiB.
       checkpoints: Where runs of `fit` and `loop` save themselves and go on from; None saves nothing.
+      tracker: Where metrics of `fit` and `loop` go beside the run's own record: one of `telic.trackers`, or a list.
+      memory_limit_bytes: Device memory that a step may use, for ``microbatch="auto"``; None takes nine tenths of what
+        the device has, or half of the machine's where that is the device.
+      profile: True prints, when a run ends, where its time went and what a step costs; a function takes that report.
+      compile_cache: Directory that keeps compiled programs for the next start; True for one in the user's cache
+        directory. None leaves it to the environment variable ``TELIC_COMPILE_CACHE``, False keeps none.
     """
 
     def __init__(
@@ -53,7 +66,7 @@ class Trainer:
         *,
         key: int | Key,
         accumulate: int = 1,
-        microbatch: int | None = None,
+        microbatch: int | Literal["auto"] | None = None,
         trainable: tree.PathFilter | None = None,
         precision: Any = None,
         loss_scale: Any = None,
@@ -61,6 +74,10 @@ class Trainer:
         max_rejected: int = 20,
         keep_previous: bool | None = None,
         checkpoints: Checkpoints | None = None,
+        tracker: Any = None,
+        memory_limit_bytes: int | None = None,
+        profile: bool | Reporter | None = None,
+        compile_cache: bool | str | os.PathLike[str] | None = None,
     ):
         if not isinstance(objective, Objective):  # pyright: ignore[reportUnnecessaryIsInstance] users' input
             raise TypeError(
@@ -74,8 +91,15 @@ class Trainer:
             )
         _check_count("accumulate", accumulate)
         _check_count("max_rejected", max_rejected)
+        if memory_limit_bytes is not None and microbatch != "auto":
+            raise ValueError(
+                f"memory_limit_bytes={memory_limit_bytes} is what microbatch='auto' fits a step to: give that too"
+            )
         if microbatch is not None:
-            _check_count("microbatch", microbatch)
+            if isinstance(microbatch, str) and microbatch != "auto":
+                raise ValueError(f"microbatch is a number of rows or 'auto', got {microbatch!r}")
+            if microbatch != "auto":
+                _check_count("microbatch", microbatch)
             if accumulate != 1:
                 raise ValueError(
                     f"accumulate={accumulate} joins batches and microbatch={microbatch} slices them: give one"
@@ -86,7 +110,8 @@ class Trainer:
         self.optimizer = optax.with_extra_args_support(optimizers.get(optimizer))
         self.key = key if isinstance(key, jax.Array) else _as_key(key)
         self.accumulate = accumulate
-        self.microbatch = microbatch
+        self.microbatch: int | Literal["auto"] | None = microbatch
+        self.memory = Budget(memory_limit_bytes) if microbatch == "auto" else None
         self.trainable = trainable
         self.precision = precisions.policy(precision)
         self.loss_scale = precisions.loss_scale(loss_scale)
@@ -95,17 +120,36 @@ class Trainer:
         self.keep_previous = keep_previous
         as_saving(checkpoints, None, "auto")
         self.checkpoints = checkpoints
+        self.tracker = as_group(tracker)
+        as_reporter(profile)
+        self.profile = profile
+        cache_directory(compile_cache)
+        self.compile_cache = compile_cache
 
     # -- state and step ------------------------------------------------------------------------------------------
 
-    def train_step(self) -> TrainStep:
-        """Give the pure step: init, step, flush."""
+    def train_step(self, example: Batch | None = None) -> TrainStep:
+        """Give the pure step: init, step, flush.
+
+        Args:
+          example: A batch; needed for ``microbatch="auto"``, which is chosen for its shapes.
+        Raises:
+          ValueError: The microbatch is "auto" and there is no example.
+        """
+        if self.memory is None:
+            return self._step()
+        if example is None:
+            raise ValueError("microbatch='auto' is chosen for a batch: train_step(example=batch)")
+        return fitted(self._step().bind(example), example, self.memory, LoopState())
+
+    def _step(self) -> TrainStep:
+        """Give the step; with "auto" one that takes each batch whole, for all that needs no slices."""
         return TrainStep(
             self.objective,
             self.optimizer,
             self.key,
             accumulate=self.accumulate,
-            microbatch=self.microbatch,
+            microbatch=None if self.microbatch == "auto" else self.microbatch,
             trainable=self.trainable,
             policy=self.precision,
             loss_scale=self.loss_scale,
@@ -122,7 +166,7 @@ class Trainer:
           initializer: ``key -> variables``; None uses the objective's.
           key: Root key; None uses the trainer's.
         """
-        step = self.train_step()
+        step = self._step()
         return step.initial_state(
             self.objective.initializer if initializer is None else initializer, self.key if key is None else key
         )
@@ -135,7 +179,7 @@ class Trainer:
         """
         objective = self.objective if example is None else self.objective.bind(example)
         state = self._placed(objective.initializer, self.key)
-        return state if example is None else self.train_step().open(state, example)
+        return state if example is None else self._step().open(state, example)
 
     def _placed(self, initializer: Any, key: Key) -> TrainState:
         return build_state(self.initial_state, initializer, key)
@@ -150,9 +194,13 @@ class Trainer:
         validate: Any = None,
         fuse: bool = True,
         compiler_options: Mapping[str, Any] | None = None,
+        profile: bool | Reporter | None = None,
+        compile_cache: bool | str | os.PathLike[str] | None = None,
         checkpoints: Checkpoints | None = None,
         checkpoint_every: int | None = None,
         resume: Literal["auto", "never", "must"] = "auto",
+        tracker: Any = None,
+        track_every: int = 50,
     ) -> Loop:
         """Give a loop over this trainer's step.
 
@@ -162,13 +210,23 @@ class Trainer:
           validate: Data to evaluate at each epoch's end.
           fuse: Run several iterations in one dispatch where no handler needs the host; the bits are the same.
           compiler_options: Handed to XLA.
+          profile: As for the trainer, whose choice holds where this is None.
+          compile_cache: As for the trainer, whose choice holds where this is None.
           checkpoints: Where the run saves itself and goes on from; by default the trainer's.
           checkpoint_every: Updates between checkpoints; None leaves it to `checkpoints`.
           resume: "auto" continues when there is a checkpoint, "must" insists on one, "never" begins anew and sets
             those there are aside.
+          tracker: As for the trainer, whose choice holds where this is None.
+          track_every: Updates between the values that trackers get.
         """
         saving = as_saving(self.checkpoints if checkpoints is None else checkpoints, checkpoint_every, resume)
-        made = Loop(self.train_step()).drive(fuse=fuse, compiler_options=compiler_options)
+        made = Loop(self._step()).drive(
+            fuse=fuse,
+            compiler_options=compiler_options,
+            profile=self.profile if profile is None else profile,
+            compile_cache=self.compile_cache if compile_cache is None else compile_cache,
+            memory=self.memory,
+        )
         for metric in metrics:
             made.metric(metric)
         if isinstance(log, bool) or not isinstance(log, int) or log < 0:  # pyright: ignore[reportUnnecessaryIsInstance] users' input
@@ -177,6 +235,7 @@ class Trainer:
             made.validate(validate)
         if log:
             made.log(log)
+        made.track(self.tracker if tracker is None else tracker, interval=track_every)
         if saving is not None:
             made.save(saving.config, resume=saving.resume)
         return made
@@ -193,6 +252,10 @@ class Trainer:
         checkpoint_every: int | None = None,
         state: Any = None,
         resume: Literal["auto", "never", "must"] = "auto",
+        profile: bool | Reporter | None = None,
+        validation: Any = None,
+        averaged: bool = False,
+        preview: bool | str | os.PathLike[str] | ArtifactSink = False,
     ) -> TrainState:
         """Train and give the final state.
 
@@ -201,20 +264,35 @@ class Trainer:
           steps: Updates in all, of one continuous stream.
           epochs: Epochs in all; 1 when neither is given.
           log_every: Updates between log lines; 0 writes none.
-          eval_every: Updates between passes over the Dataset's `val`, or "epoch"; None evaluates nothing.
+          eval_every: Updates between evaluations, or "epoch"; None evaluates nothing.
           metrics: Metrics to attach.
           checkpoint_every: Updates between checkpoints; None leaves it to the trainer's `checkpoints`.
           state: A TrainState, LoopState or variables to start from; copied, never consumed. A checkpoint of this run
             goes before it.
           resume: "auto" continues when the run has a checkpoint, "must" insists on one, "never" begins anew and sets
             those there are aside.
+          profile: As for the trainer, whose choice holds where this is None.
+          validation: What to evaluate: batches, or ``{name: batches}`` for several sets, reported as
+            ``validation_<name>_<metric>``; by default the Dataset's `val`.
+          averaged: Evaluate the averaged weights.
+          preview: Where the objective's preview goes at each evaluation, as for `Loop.validate`.
+        Raises:
+          ValueError: There is something to evaluate and no eval_every, or the reverse.
         """
-        made = self.loop(log=0, metrics=metrics, checkpoint_every=checkpoint_every, resume=resume)
-        if eval_every is not None:
-            event, chosen = _cadence(eval_every)
-            made.validate(data, event=event, filter=chosen)
+        suites = _suites(data, validation, eval_every, averaged=averaged, preview=preview)
         if isinstance(log_every, bool) or not isinstance(log_every, int) or log_every < 0:  # pyright: ignore[reportUnnecessaryIsInstance] users' input
             raise ValueError(f"log_every is the number of updates between lines, 0 for none, got {log_every!r}")
+        made = self.loop(
+            log=0,
+            metrics=metrics,
+            checkpoint_every=checkpoint_every,
+            resume=resume,
+            profile=profile,
+            track_every=log_every or 50,
+        )
+        for name, held_out in suites.items():
+            event, chosen = _cadence(eval_every)
+            made.validate(held_out, event=event, filter=chosen, name=name, averaged=averaged, preview=preview)
         if log_every:
             made.log(log_every * self.accumulate).log_updates()
         final: LoopState = made.run(data, steps=steps, epochs=epochs, state=state)
@@ -228,8 +306,11 @@ class Trainer:
         metrics: Sequence[Any] = (),
         averaged: bool = False,
         limit: int | None = None,
+        preview: bool | str | os.PathLike[str] | ArtifactSink = False,
     ) -> dict[str, Any]:
         """Give the loss and metrics of some weights over data, every example once.
+
+        Metrics may read what the objective's `evaluate` makes; its `Scalars` are reported by themselves.
 
         Args:
           data: Batches that can be read again, or a Dataset, whose `val` is used.
@@ -237,8 +318,10 @@ class Trainer:
           metrics: Metrics to compute beside the loss.
           averaged: Use the averaged weights.
           limit: Batches at most.
+          preview: Where the objective's preview goes: a directory, an `ArtifactSink`, or True for ``previews`` in the
+            directory of the trainer's checkpoints.
         """
-        program = self.train_step().evaluation(averaged=averaged)
+        program = self._step().evaluation(averaged=averaged)
         loop = Loop(program)
         for metric in metrics:
             loop.metric(metric)
@@ -248,9 +331,17 @@ class Trainer:
             if held is None:
                 raise ContractError("evaluate needs weights: pass state= (a TrainState, a LoopState or variables)")
             given = self.objective.initializer(jax.random.key(0))
-        reducers = {"loss": Reducer("loss", ObjectiveLoss(self.objective)), **loop.reducers}
-        batches = as_validation(data, limit=limit)
-        return evaluation_pass(program, reducers, batches, SingleDevice()).run(given)
+        evaluation = Validation(
+            reducers=lambda: loop.reducers,
+            program=program,
+            batches=as_validation(data, limit=limit),
+            prefix="",
+            placement=SingleDevice(),
+            sink=as_previews(preview),
+        )
+        evaluation.check()
+        evaluation.open(None if self.checkpoints is None else Path(self.checkpoints.directory))
+        return evaluation.evaluate(given, step=int(given.updates) if isinstance(given, TrainState) else 0)
 
     def check(self, data: Any, *, metrics: Sequence[Any] = ()) -> CheckReport:
         """Try once what a run will do, and stop: one attempt, one validation batch, every metric, one save and restore.
@@ -264,7 +355,32 @@ class Trainer:
         Returns:
           The report as text; `ok` says whether all is well, `failures` has the lines that say what is not.
         """
-        return check_training(self.train_step(), data, metrics=metrics)
+        return check_training(self._step(), data, metrics=metrics, memory=self.memory)
+
+
+def _suites(data: Any, validation: Any, eval_every: Any, *, averaged: bool, preview: Any) -> dict[str | None, Any]:
+    """Give what a run evaluates, by name.
+
+    Raises:
+      ValueError: Something is to be evaluated and nobody says when, or the reverse.
+    """
+    if eval_every is None:
+        asked = {"validation": validation is not None, "averaged": averaged, "preview": preview is not False}
+        for name in (name for name, given in asked.items() if given):
+            raise ValueError(f"fit was given {name}= and no eval_every=, so nothing would be evaluated: say how often")
+        return {}
+    if validation is None:
+        if not isinstance(data, Dataset):
+            raise ValueError(
+                f"eval_every= evaluates the val of a Dataset, and fit was given {type(data).__name__}: pass "
+                "validation=, or leave eval_every out"
+            )
+        return {None: data}
+    if isinstance(validation, Mapping):
+        if not validation:
+            raise ValueError("validation={} names no data: pass {'name': batches}, or leave eval_every out")
+        return dict(validation)
+    return {None: validation}
 
 
 def _cadence(eval_every: Any) -> tuple[str, Any]:

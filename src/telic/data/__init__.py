@@ -11,21 +11,66 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from telic.data.dataset import DataPartition, Dataset
     from telic.data.mnist import digits, digits_split
+    from telic.data.rollouts import Rollouts
     from telic.data.sources import as_source
     from telic.data.table import columns
+    from telic.data.text.chat import ChatFormat, Role, conversations, preference_pairs, prompt_rows
+    from telic.data.text.corpus import standard_library
+    from telic.data.text.documents import TokenDocuments, open_tokens, tokenize, write_tokens
+    from telic.data.text.file_tokenizer import load_tokenizer
+    from telic.data.text.packing import pack
+    from telic.data.text.tokenizer import ByteTokenizer, Tokenizer
     from telic.data.validation import as_validation
 
 _HOMES = {
+    "ByteTokenizer": "text.tokenizer",
+    "ChatFormat": "text.chat",
     "DataPartition": "dataset",
     "Dataset": "dataset",
+    "Role": "text.chat",
+    "Rollouts": "rollouts",
+    "TokenDocuments": "text.documents",
+    "Tokenizer": "text.tokenizer",
     "as_source": "sources",
     "as_validation": "validation",
     "columns": "table",
+    "conversations": "text.chat",
     "digits": "mnist",
     "digits_split": "mnist",
+    "load_tokenizer": "text.file_tokenizer",
+    "open_tokens": "text.documents",
+    "pack": "text.packing",
+    "preference_pairs": "text.chat",
+    "prompt_rows": "text.chat",
+    "standard_library": "text.corpus",
+    "tokenize": "text.documents",
+    "write_tokens": "text.documents",
 }
 
-__all__ = ["DataPartition", "Dataset", "as_source", "as_validation", "columns", "digits", "digits_split"]
+__all__ = [
+    "ByteTokenizer",
+    "ChatFormat",
+    "DataPartition",
+    "Dataset",
+    "Role",
+    "Rollouts",
+    "TokenDocuments",
+    "Tokenizer",
+    "as_source",
+    "as_validation",
+    "columns",
+    "conversations",
+    "digits",
+    "digits_split",
+    "load_tokenizer",
+    "open_tokens",
+    "pack",
+    "preference_pairs",
+    "prompt_rows",
+    "standard_library",
+    "tokenize",
+    "write_tokens",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -103,7 +103,9 @@ class Lora:
         splits = (math.prod(shape[:i]) == a.shape[0] and math.prod(shape[i:]) == b.shape[-1] for i in range(len(shape)))
         is_dense = a.ndim == b.ndim == 2 and any(splits)
         is_convolution = b.ndim == 2 and (*a.shape[:-1], b.shape[-1]) == shape
-        if not (is_dense or is_convolution):
+        # Scanned layers: one pair of adapters for each, all stacked.
+        is_stacked = a.ndim == b.ndim == weight.ndim == 3 and (*a.shape[:-1], b.shape[-1]) == shape
+        if not (is_dense or is_convolution or is_stacked):
             raise ContractError(
                 f"{name} has shape {shape} and adapters of shapes {a.shape} and {b.shape}, which do not say how they "
                 "act on it: keep the model with adapters, or leave this layer out of modules="

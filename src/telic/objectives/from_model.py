@@ -171,7 +171,7 @@ class Supervised(ModelObjective):
         if self._loss is None:
             value: Any = Mean(jnp.zeros(()), jnp.zeros(()))
         else:
-            value = self._loss(_without_dropped(fields), output.prediction)
+            value = self._loss(without_dropped(fields.targets, fields.weights), output.prediction)
             _check_broadcast(value, fields.targets, output.prediction)
         return _statistics(value, fields), _aux(output, fields, step)
 
@@ -215,18 +215,17 @@ def _kind(value: Any) -> str:
     return f"an array of shape {value.shape}" if isinstance(value, jax.Array) else type(value).__name__
 
 
-def _without_dropped(fields: Fields) -> Any:
-    """Give the targets with 0 in the rows of weight 0: what stands there, NaN included, reaches no gradient."""
-    weights = fields.weights
+def without_dropped(values: Any, weights: Any) -> Any:
+    """Give values with 0 in the rows of weight 0: what stands there, NaN included, reaches no gradient."""
     if weights is None:
-        return fields.targets
+        return values
 
-    def one(target: Any) -> Any:
-        if not tree.is_float(target) or jnp.shape(weights) != jnp.shape(target)[: jnp.ndim(weights)]:
-            return target
-        return jnp.where(spread_weights(weights, target) != 0, target, 0)
+    def one(value: Any) -> Any:
+        if not tree.is_float(value) or jnp.shape(weights) != jnp.shape(value)[: jnp.ndim(weights)]:
+            return value
+        return jnp.where(spread_weights(weights, value) != 0, value, 0)
 
-    return jax.tree.map(one, fields.targets)
+    return jax.tree.map(one, values)
 
 
 def _check_broadcast(value: Any, targets: Any, prediction: Any) -> None:

@@ -1,5 +1,6 @@
 """QK-clip: keeping attention logits bounded by rescaling query and key weights after an update."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,9 +25,10 @@ def qk_clip(
     """Give a last link of a chain that shrinks the query and key weights of heads whose logits exceed `tau`.
 
     It reads `Aux.qk_stats`: ``{block: max_logits [heads]}``, or the same as nested mappings, where `block` is the path
-    of an attention block under ``params``. A head whose largest logit of the window is S > tau has its logits scaled
-    by tau / S. With grouped queries the largest logit of a group scales its keys once and its queries. Heads at or
-    under `tau` keep their update bit for bit. Biases are left alone: use it with projections that have none.
+    of an attention block under ``params``; blocks scanned as one have max_logits [layers, heads]. A head whose largest
+    logit of the window is S > tau has its logits scaled by tau / S. With grouped queries the largest logit of a group
+    scales its keys once and its queries. Heads at or under `tau` keep their update bit for bit. Biases are left alone:
+    use it with projections that have none.
 
     Args:
       tau: Largest logit allowed.
@@ -69,7 +71,14 @@ def qk_clip(
                         f"qk_clip: Aux.qk_stats names the block {block!r}, but params has no leaf {name!r}."
                         f"{closest(name, weights)} Set query= and key= to the weights' paths below their block"
                     )
-            pair = _factors(logits, *(weights[name].shape[axis] for name in names), tau=tau, alpha=alpha, nope=nope)
+            # Blocks scanned as one have a dimension of layers before the others.
+            stacked = logits.ndim - 1
+            at = axis if axis < 0 else stacked + axis
+            widths = [weights[name].shape[at] for name in names]
+            of_layer = functools.partial(
+                _factors, query_width=widths[0], key_width=widths[1], tau=tau, alpha=alpha, nope=nope
+            )
+            pair = (jax.vmap(of_layer) if stacked else of_layer)(logits)
             factors |= dict(zip(names, pair, strict=True))
 
         def one(path: Any, step: Any, weight: Any) -> Any:
@@ -77,7 +86,10 @@ def qk_clip(
             if name not in factors:
                 return step
             shape = [1] * weight.ndim
-            shape[axis] = weight.shape[axis]
+            stacked = factors[name].ndim - 1
+            shape[:stacked] = weight.shape[:stacked]
+            at = axis if axis < 0 else stacked + axis
+            shape[at] = weight.shape[at]
             factor = factors[name].reshape(shape).astype(jnp.promote_types(weight.dtype, jnp.float32))
             clipped = (weight + step).astype(factor.dtype) * factor - weight.astype(factor.dtype)
             return jnp.where(factor < 1, clipped.astype(step.dtype), step)
@@ -95,7 +107,7 @@ def _blocks(stats: Any) -> dict[str, Array]:
 
 
 def _factors(
-    logits: Array, query_width: int, key_width: int, *, tau: float, alpha: float, nope: int | None
+    logits: Array, *, query_width: int, key_width: int, tau: float, alpha: float, nope: int | None
 ) -> tuple[Array, Array]:
     """Give the factor of each entry along the head axis of the query and of the key weight."""
     heads = logits.shape[0]

@@ -43,7 +43,7 @@ def test_a_good_run_is_told_part_by_part() -> None:
         "of one batch of val: accuracy",
         "arrays are equal",
         "parameters",
-        "compiled step, temporaries",
+        "compiled step, scratch",
         "all is well",
     ):
         assert part in report
