@@ -7,8 +7,8 @@ function with donated state.
 
 The head's memory is that of the compiled loss with its gradients: nothing of it is run.
 
-    python benchmarks/language.py
-    python benchmarks/language.py --rounds 15 --steps 20
+    python -m benchmarks.language
+    python -m benchmarks.language --rounds 15 --steps 20
 """
 
 import argparse

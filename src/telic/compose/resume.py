@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from telic import tree
 from telic.checkpoints import plain
 from telic.checkpoints.config import Checkpoints, check_count
 from telic.checkpoints.directory import Found, RunDirectory, Saved, versions
@@ -251,6 +252,7 @@ class Session:
             fresh = {name: leaf for name, leaf in named("state", like).items() if _below(name, _WINDOW)}
             stored = {name: leaf for name, leaf in stored.items() if not _below(name, _WINDOW)}
             stored |= {name: Leaf(np.asarray(leaf)) for name, leaf in fresh.items()}
+        like = _in_saved_dtypes(like, stored)
         return fill("state", like, stored, what=f"the state of checkpoint {saved.name} of {self.name}")
 
     def _fits(self, like: TrainState, stored: Mapping[str, Leaf]) -> bool:
@@ -440,6 +442,18 @@ class Session:
             values = state.history[max(state.history)]
         values = {**scalars({n: v for n, v in state.metrics.items() if n == metric}), **values}
         return values.get(metric)
+
+
+def _in_saved_dtypes(like: PyTree, stored: Mapping[str, Leaf]) -> PyTree:
+    """Give a start whose Python numbers have the dtypes that the saved run settled on."""
+    leaves, structure = jax.tree.flatten(like)
+    names = list(named("state", like))
+    return structure.unflatten(
+        [
+            np.asarray(leaf, stored[name].data.dtype) if not tree.is_array(leaf) and name in stored else leaf
+            for name, leaf in zip(names, leaves, strict=True)
+        ]
+    )
 
 
 def configuration(program: StepProgram, state: PyTree) -> dict[str, Any]:

@@ -184,13 +184,14 @@ class Rollouts:
         self._epoch = epoch
 
     def example(self) -> Batch:
-        """Give a batch of zeros in the shapes to come."""
+        """Give a batch in the shapes to come: completions of the first id, which count and say nothing."""
         rows = self._batch * self._group // self._microbatches
-        shape = (rows, self._rows["tokens"].shape[1] + self._max_new_tokens)
+        prompt = self._rows["tokens"].shape[1]
+        shape = (rows, prompt + self._max_new_tokens)
         return _fields(
             tokens=np.zeros(shape, np.int32),
-            segment_ids=np.zeros(shape, np.int32),
-            completion_mask=np.zeros(shape, np.int32),
+            segment_ids=np.ones(shape, np.int32),
+            completion_mask=np.tile((np.arange(shape[1]) >= prompt).astype(np.int32), (rows, 1)),
             old_log_probs=np.zeros(shape, np.float32),
             advantages=np.zeros(rows, np.float32),
             rewards=np.zeros(rows, np.float32),

@@ -143,7 +143,8 @@ def generate(
     stops = np.asarray(list(stop_tokens), np.int32).reshape(-1)
     is_greedy = temperature == 0
     filter = _Filter(
-        temperature=jnp.float32(1 if is_greedy else temperature),
+        # A smaller one is zero where denormals are flushed.
+        temperature=jnp.float32(1 if is_greedy else max(temperature, 1e-30)),
         top_p=None if top_p is None or is_greedy else jnp.float32(top_p),
         min_p=None if min_p is None or is_greedy else jnp.float32(min_p),
         top_k=None if is_greedy else top_k,

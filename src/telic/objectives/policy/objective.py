@@ -77,6 +77,7 @@ class GRPOObjective(ScoredObjective):
       beta: Weight of the KL to the reference; 0 keeps none.
       kl: Its estimator, "k1", "k2" or "k3".
       kl_importance: Weigh the estimate by π / π_old: without it it is biased once the policy has moved.
+      kl_limit: Where the estimate of a token is cut; 10 is usual, None cuts nothing.
       reference: "start" keeps the weights of the start as an average of decay 1 of the trainable leaves; "batch" reads
         ``reference_log_probs``.
       sampling_level: Correct each "token" by its own ratio, or each "sequence" by the product.
@@ -121,6 +122,7 @@ class GRPOObjective(ScoredObjective):
         beta: float = 0.0,
         kl: Estimator = "k3",
         kl_importance: bool = False,
+        kl_limit: float | None = None,
         reference: Literal["start", "batch"] = "start",
         sampling_level: Level = "token",
         sampling_mode: Literal["truncate", "mask"] = "truncate",
@@ -151,6 +153,8 @@ class GRPOObjective(ScoredObjective):
             )
         if max_tokens is not None and max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, got {max_tokens!r}")
+        if kl_limit is not None and not kl_limit > 0:
+            raise ValueError(f"kl_limit must be above 0, got {kl_limit!r}")
         if not beta >= 0:
             raise ValueError(f"beta must be a number of at least 0, got {beta!r}")
         if not 0 <= sampling_lowest < sampling_highest:
@@ -167,6 +171,7 @@ class GRPOObjective(ScoredObjective):
         self._aggregate: Aggregate = aggregate
         self._max_tokens = max_tokens
         self._kl: Estimator = kl
+        self._kl_limit = kl_limit
         self._beta, self._kl_importance, self._reference = beta, kl_importance, reference
         self._sampling: dict[str, Any] = {
             "level": sampling_level,
@@ -257,7 +262,7 @@ class GRPOObjective(ScoredObjective):
             reference = _shifted(batch, "reference_log_probs", None)
         else:
             reference = self.reference_log_probs(batch, step)
-        kl = kl_estimate(tokens.log_probs, reference, tokens.mask, estimator=self._kl)
+        kl = kl_estimate(tokens.log_probs, reference, tokens.mask, estimator=self._kl, limit=self._kl_limit)
         if self._kl_importance:
             kl = kl * importance_ratios(
                 tokens.log_probs, old, tokens.mask, level=self._importance, segments=tokens.segments

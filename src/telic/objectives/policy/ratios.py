@@ -22,9 +22,6 @@ _LARGEST_LOG_RATIO = 20.0
 _LARGEST_MEAN_LOG_RATIO = 10.0
 """The same for the mean log-ratio of a sequence."""
 
-_LARGEST_KL = 10.0
-"""Where one token's estimate of the KL is cut, so that one outlier is not the whole loss."""
-
 
 def masked(values: Any, mask: Any) -> Array:
     """Give values in at least float32 with 0 where the mask is 0; no gradient flows there.
@@ -150,7 +147,14 @@ def sampling_weights(
     return jax.lax.stop_gradient(weights), jax.lax.stop_gradient(missing)
 
 
-def kl_estimate(log_probs: Any, reference_log_probs: Any, mask: Any, *, estimator: Estimator = "k3") -> Array:
+def kl_estimate(
+    log_probs: Any,
+    reference_log_probs: Any,
+    mask: Any,
+    *,
+    estimator: Estimator = "k3",
+    limit: float | None = None,
+) -> Array:
     """Estimate KL(π ‖ reference) at each token of samples drawn from π, [rows, time]; 0 where the mask is 0.
 
     With r = log reference - log π: k1 is -r, k2 is r² / 2, k3 is e^r - r - 1. k1 and k3 have the right mean; k3 is
@@ -161,16 +165,21 @@ def kl_estimate(log_probs: Any, reference_log_probs: Any, mask: Any, *, estimato
       reference_log_probs: Under the reference; no gradient flows to it.
       mask: Tokens that count.
       estimator: "k1", "k2" or "k3".
+      limit: Where the estimate of a token is cut, so that one outlier is not the whole loss; 10 is usual. Its gradient
+        is 0 beyond. None cuts nothing but log-ratios of 20 nats.
     Source: Schulman 2020 (http://joschu.net/blog/kl-approx.html); golden grpo_verl.
     """
     difference = jax.lax.stop_gradient(masked(reference_log_probs, mask)) - masked(log_probs, mask)
     difference = jnp.clip(difference, -_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO)
+    if limit is not None and not limit > 0:
+        raise ValueError(f"limit must be above 0, got {limit!r}")
     match estimator:
         case "k1":
-            return -difference
+            found = -difference
         case "k2":
-            return 0.5 * difference**2
+            found = 0.5 * difference**2
         case "k3":
-            return jnp.minimum(jnp.expm1(difference) - difference, _LARGEST_KL)
+            found = jnp.expm1(difference) - difference
         case _:
             raise unknown_name("KL estimator", estimator, ("k1", "k2", "k3"))
+    return found if limit is None else jnp.clip(found, -limit, limit)

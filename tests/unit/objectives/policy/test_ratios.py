@@ -118,9 +118,12 @@ def test_cispo_cuts_from_above_only() -> None:
 
 
 def test_k3_by_hand() -> None:
-    """Row 65: e^.5 - 1.5 and e^-2 + 1; thirty nats are cut at 10, and a log-ratio at 20."""
-    found = kl_estimate(np.asarray([[0.0, 0.0, 0.0]]), np.asarray([[0.5, -2.0, 30.0]]), np.ones((1, 3)))
+    """Row 65: e^.5 - 1.5 and e^-2 + 1; thirty nats are cut at 10 if asked, and a log-ratio at 20."""
+    policy, reference = np.asarray([[0.0, 0.0, 0.0]]), np.asarray([[0.5, -2.0, 30.0]])
+    found = kl_estimate(policy, reference, np.ones((1, 3)), limit=10.0)
     np.testing.assert_allclose(found, [[np.exp(0.5) - 1.5, np.exp(-2) + 1, 10]], rtol=1e-6)
+    found = kl_estimate(policy, reference, np.ones((1, 3)))
+    np.testing.assert_allclose(found[0, 2], np.exp(20.0) - 21, rtol=1e-6)
     ratio = importance_ratios(np.asarray([[50.0, -50.0]]), np.zeros((1, 2)), ONES)
     np.testing.assert_allclose(ratio, [[np.exp(20), np.exp(-20)]], rtol=1e-6)
 

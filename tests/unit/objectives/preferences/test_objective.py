@@ -12,6 +12,7 @@ import pytest
 import telic
 from telic.contract import Step, scalar_loss
 from telic.errors import ContractError, DataError, ShapeError
+from telic.interop.lora import add_lora
 from telic.objectives import DPOObjective
 from telic.testing import check_objective
 from tests.unit.objectives.language.tiny import VOCAB, Fixed, Tiny
@@ -198,7 +199,7 @@ def test_adapters_are_the_policy() -> None:
     decoder = telic.models.Decoder(telic.models.DecoderConfig(vocab_size=VOCAB, d_model=8, num_layers=1, num_heads=2))
     batch = pairs()
     weights = decoder.init_variables(jax.random.key(0), batch["tokens"][:, 0])
-    lora = telic.interop.add_lora(decoder, rank=2)
+    lora = add_lora(decoder, rank=2)
     variables = lora.init(jax.random.key(1), batch["tokens"][:, 0, :-1], weights)
     trainer = telic.Trainer(
         DPOObjective(lora.model, variables=variables), telic.optimizers.adam(3e-2), key=0, trainable=lora.trainable
