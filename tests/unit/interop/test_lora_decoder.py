@@ -8,7 +8,6 @@ import pytest
 
 import telic
 from telic import tree
-from telic.errors import ContractError
 from telic.interop.lora import Lora, add_lora
 from telic.models import Experts, generate
 from telic.objectives import LMObjective
@@ -59,13 +58,13 @@ def test_only_adapters_train_and_merge_into_the_decoder(scan: bool) -> None:
     np.testing.assert_array_equal(with_adapters.tokens, without.tokens)
 
 
-def test_the_head_gets_no_adapter_and_experts_say_that_they_do_not_merge() -> None:
-    """Catches an adapter in the model's own logits and not in those of a chunked loss, and a merge that is wrong."""
-    decoder, weights = random_decoder(**SMALL, experts=Experts(num_experts=2, top_k=1, dispatch="dense"))
+@pytest.mark.parametrize("dispatch", ["dense", "sorted"])
+def test_head_and_experts_get_no_adapter(dispatch: Any) -> None:
+    """Catches an adapter in the model's own logits that a chunked loss lacks, and one that cannot be merged."""
+    decoder, weights = random_decoder(**SMALL, experts=Experts(num_experts=2, top_k=1, dispatch=dispatch))
     lora = add_lora(decoder, rank=2)
     start = lora.init(jax.random.key(2), TOKENS, weights)
     names = tree.leaf_names(lora.adapters(start)["params"])
     assert {name.split("/")[0] for name in names} == {"layers_0", "layers_1"}
-    assert any("/experts/" in name for name in names)
-    with pytest.raises(ContractError, match="leave this layer out of modules="):
-        lora.merge(start)
+    assert {name.split("/")[2] for name in names} == {"query", "key", "value", "output", "router"}
+    assert jax.tree.structure(lora.merge(start)) == jax.tree.structure(weights)

@@ -248,12 +248,14 @@ def test_experts_are_what_they_say(dispatch: Any, gated: bool) -> None:
             best = np.argsort(-(scores[b, t] + bias))[:2]
             expected = np.zeros(16)
             for e in best:
-                up = x[b, t] @ np.asarray(block["up"][e])
+                up = x[b, t] @ np.asarray(block["up"]["kernel"][e])
                 act = up * jax.nn.sigmoid(up)
                 if gated:
-                    gate = x[b, t] @ np.asarray(block["gate"][e])
+                    gate = x[b, t] @ np.asarray(block["gate"]["kernel"][e])
                     act = gate * jax.nn.sigmoid(gate) * up
-                expected = expected + scores[b, t, e] / scores[b, t, best].sum() * (act @ np.asarray(block["down"][e]))
+                expected = expected + scores[b, t, e] / scores[b, t, best].sum() * (
+                    act @ np.asarray(block["down"]["kernel"][e])
+                )
             np.testing.assert_allclose(found[b, t], expected, rtol=1e-4, atol=1e-5)
     assert sums["counts"].sum() == 2 * 5 * 2
     np.testing.assert_allclose(sums["probabilities"], scores.sum(1), rtol=1e-5)
@@ -416,6 +418,6 @@ def test_fresh_weights_are_spread_and_branches_end_small() -> None:
     layers = variables["params"]["layers"]
     np.testing.assert_allclose(layers["attention"]["query"]["kernel"].std(), 0.02, rtol=0.05)
     np.testing.assert_allclose(layers["attention"]["output"]["kernel"].std(), 0.02 / 4, rtol=0.05)
-    np.testing.assert_allclose(layers["experts"]["down"].std(), 0.02 / 4, rtol=0.05)
-    assert not np.allclose(layers["experts"]["up"][0], layers["experts"]["up"][1])
+    np.testing.assert_allclose(layers["experts"]["down"]["kernel"].std(), 0.02 / 4, rtol=0.05)
+    assert not np.allclose(layers["experts"]["up"]["kernel"][0], layers["experts"]["up"]["kernel"][1])
     assert not jax.tree.leaves(variables["router_bias"])[0].any()

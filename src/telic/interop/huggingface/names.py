@@ -116,7 +116,7 @@ def _experts(model_type: str, ours: str, theirs: str, c: DecoderConfig) -> list[
     for mine, word in zip(("gate", "up", "down"), words, strict=True):
         shape = (c.d_model, c.ff_width) if mine == "down" else (c.ff_width, c.d_model)
         names = tuple((f"{room}.experts.{e}.{word}.weight", shape) for e in range(num_experts))
-        pieces.append(Piece((f"{ours}/experts/{mine}",), names, _stacked, _unstacked))
+        pieces.append(Piece((f"{ours}/experts/{mine}/kernel",), names, _stacked, _unstacked))
     return pieces
 
 

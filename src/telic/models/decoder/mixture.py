@@ -37,36 +37,35 @@ class MixtureOfExperts(nn.Module):
         wide = jnp.promote_types(x_BTD.dtype, jnp.float32)
         spread = nn.initializers.normal(c.init_std)
         ending = nn.initializers.normal(c.init_std / math.sqrt(2 * c.num_layers))
-        logits: Any = Router(experts.num_experts, c.init_std, name="router")(x_BTD.astype(wide))
+        router: Any = nn.Dense(experts.num_experts, use_bias=False, dtype=wide, kernel_init=spread, name="router")
+        logits = router(x_BTD)
         bias: Any = None
         if experts.bias:
             bias = self.variable("router_bias", "bias", jnp.zeros, (experts.num_experts,)).value
         chosen, weights, shares = route(logits, experts, bias)
         inner, outer = (experts.num_experts, c.d_model, c.ff_width), (experts.num_experts, c.ff_width, c.d_model)
         names = ("gate", "up") if c.gated else ("up",)
-        into = [self.param(name, spread, inner) for name in names]
-        down: Any = self.param("down", ending, outer)
+        into: list[Any] = [Kernels(inner, spread, name=name)() for name in names]
+        down: Any = Kernels(outer, ending, name="down")()
         run = _dense if experts.dispatch == "dense" else _sorted
         branch = run(x_BTD, into, down, chosen, weights.astype(x_BTD.dtype), c)
         return branch, statistics_of(logits, chosen, shares, counted_BT)
 
 
-class Router(nn.Module):
-    """A projection onto experts, computed in the dtype of its input.
+class Kernels(nn.Module):
+    """The stacked weights of all experts. Products are the mixture's own, so that adapters leave experts alone.
 
     Attributes:
-      num_experts: Number of experts.
-      init_std: Standard deviation of initial weights.
+      shape: (experts, in, out).
+      initializer: Of the weights.
     """
 
-    num_experts: int
-    init_std: float
+    shape: tuple[int, int, int]
+    initializer: Any
 
     @nn.compact
-    def __call__(self, x: Array) -> Array:
-        shape = (x.shape[-1], self.num_experts)
-        kernel: Any = self.param("kernel", nn.initializers.normal(self.init_std), shape)
-        return x @ kernel.astype(x.dtype)
+    def __call__(self) -> Array:
+        return self.param("kernel", self.initializer, self.shape)  # pyright: ignore[reportReturnType]
 
 
 def _experts_of(config: DecoderConfig) -> Experts:
