@@ -314,12 +314,18 @@ class Session:
         self._configuration = configuration(program, start)
         self._batch = plain.describe(example)
 
-    def note_frozen(self, unwritten: PyTree) -> None:
-        """Note which leaves no step can write, from a tree like the state that is True at them: they are stored once.
+    def note_frozen(self, state: PyTree, unwritten: tuple[bool, ...] | None) -> None:
+        """Note which leaves no step can write: they are stored once.
 
         A handler that writes one all the same costs nothing but disk: what is stored is compared first.
+
+        Args:
+          state: The state a run starts from.
+          unwritten: For each of its leaves whether the step hands it on; None where that is not known.
         """
-        self._frozen = frozenset(name for name, still in named("state", unwritten).items() if still)
+        if unwritten is not None:
+            names = named("state", state)
+            self._frozen = frozenset(name for name, still in zip(names, unwritten, strict=True) if still)
 
     def announce(self, state: LoopState, epochs: int | None, steps: int | None, *, over: bool) -> None:
         """Say where the run stands."""

@@ -216,7 +216,7 @@ def _begin(
     driver = _make_driver(parts, program, request, metering)
     driver.start(start, first)
     if session is not None:
-        session.note_frozen(driver.unwritten)
+        session.note_frozen(start, driver.unwritten)
     if cursor.iteration and cursor.accumulators is not None:
         driver.restore("epoch", cursor.accumulators)
     for name in driver.metric_names:

@@ -1,5 +1,6 @@
 """What a dispatch carries: a state in and out of the program, and its scalars through the loop in it."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -17,12 +18,12 @@ class Parts:
 
     Args:
       state: The state.
-      stays: A tree like it, True at each leaf that is handed on; or one value for all.
+      stays: For each leaf whether it is handed on; None for a state of which nothing is written.
     """
 
-    def __init__(self, state: PyTree, stays: PyTree):
+    def __init__(self, state: PyTree, stays: Sequence[bool] | None):
         leaves, self._structure = jax.tree.flatten(state)
-        self._stays = [stays] * len(leaves) if isinstance(stays, bool) else jax.tree.leaves(stays)
+        self._stays = [True] * len(leaves) if stays is None else list(stays)
         kept = [leaf for leaf, still in zip(leaves, self._stays, strict=True) if still]
         self._kinds = [jax.random.key_impl(leaf) if _is_key(leaf) else None for leaf in kept]
         self._numbers: dict[int, tuple[Any, Any]] = {}

@@ -127,8 +127,8 @@ class StepDriver:
         self._compiled: Any = None
         self._reducers: dict[str, Reducer] = {}
         self._state: PyTree = None
-        self._unwritten: PyTree = None
-        self._parts = Parts([], False)
+        self._unwritten: tuple[bool, ...] | None = None
+        self._parts = Parts([], None)
         self._accumulators: dict[str, PyTree] = {}
         self._empty: PyTree = None
         self._health: deque[tuple[int, Any]] = deque(maxlen=2 * _HEALTH_EVERY)
@@ -213,7 +213,7 @@ class StepDriver:
             self._accumulators |= accumulators
         self._state = step_state
         self._unwritten = unwritten(traced, step_state) if self._carries else None
-        self._parts = Parts(step_state, True if self._unwritten is None else self._unwritten)
+        self._parts = Parts(step_state, self._unwritten)
         # Where nothing is checked, no batch is asked for again.
         watches = self._carries and jax.eval_shape(self._program.health, step_state) is not None
         if watches and isinstance(self._program, CountsAttempts):
@@ -340,8 +340,8 @@ class StepDriver:
         return self._compiled
 
     @property
-    def unwritten(self) -> PyTree:
-        """A tree like the state, True at each leaf that the step hands on as it is: no batch can change it."""
+    def unwritten(self) -> tuple[bool, ...] | None:
+        """For each leaf of the state whether the step hands it on as it is: no batch can change it."""
         return self._unwritten
 
     def probe(

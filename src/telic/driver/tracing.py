@@ -80,8 +80,10 @@ def knows_option(name: str) -> bool:
     return True
 
 
-def unwritten(traced: Any, state: PyTree) -> PyTree:
-    """Give a tree like a state, True at each leaf that a traced step gives back as it was given."""
-    structure = jax.tree.structure(state)
+def unwritten(traced: Any, state: PyTree) -> tuple[bool, ...]:
+    """Say of each leaf of a state whether a traced step gives it back as it was given.
+
+    They are no tree like the state: a user's state may check what it is made of.
+    """
     pairs = zip(traced.jaxpr.invars, traced.jaxpr.outvars, strict=False)
-    return jax.tree.unflatten(structure, [before is after for before, after in pairs][: structure.num_leaves])
+    return tuple(before is after for before, after in pairs)[: jax.tree.structure(state).num_leaves]
