@@ -78,6 +78,7 @@ def test_a_step_of_fewer_rows_needs_less() -> None:
     assert needed(ROWS // 4) < needed(ROWS // 2)
 
 
+@pytest.mark.slow
 def test_the_update_is_that_of_the_whole_batch() -> None:
     """Catches a global batch that changes with the memory of the machine: the split law, for the slices chosen."""
     limit = needed(6)
@@ -114,6 +115,7 @@ def test_plenty_of_memory_slices_nothing() -> None:
     assert f"{ROWS} of {ROWS} rows at once fit" in report
 
 
+@pytest.mark.slow
 def test_a_continued_run_keeps_its_slices(tmp_path: Path) -> None:
     """Catches a run that is continued on a larger machine with other slices, so with other keys and other bits."""
     limit = needed(6)

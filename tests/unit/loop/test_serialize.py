@@ -436,6 +436,7 @@ pathlib.Path({str(tmp_path / "facts")!r}).write_text(repr(facts(final)))
     assert (tmp_path / "facts").read_text() == repr(expected)
 
 
+@pytest.mark.slow
 def test_steps_go_on_as_one_stream() -> None:
     """A run of steps that ends at the epoch of its data after a resume, or plans an update too many."""
     blobs: list[bytes] = []
@@ -453,6 +454,7 @@ def test_other_metrics_in_the_middle_of_an_epoch_are_refused(whole: Any) -> None
         telic.Loop(step()).from_state(state).run(columns(), epochs=2)
 
 
+@pytest.mark.slow
 def test_a_state_that_was_kept_goes_on_too() -> None:
     """A kept state whose cursor is that of a batch which is done already."""
     kept: list[LoopState] = []

@@ -340,6 +340,7 @@ def test_evaluate_reports_levels_and_pictures_and_preview_samples() -> None:
     assert drawn[0].images.shape == (6, 4, 4, 1)
 
 
+@pytest.mark.slow
 def test_videos_vectors_and_latents() -> None:
     """A loss or sample that takes every array for an image."""
     for shape in ((3, 4, 4, 1), (5,)):

@@ -129,6 +129,7 @@ def test_grids_that_cannot_be_masked(grid: Any, options: Tree, message: str) -> 
 # -- the loss --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_no_gradient_reaches_the_targets() -> None:
     """Targets that are learned, and with them collapse in a hundred updates."""
     objective = made()

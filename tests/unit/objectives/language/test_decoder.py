@@ -37,6 +37,7 @@ def test_only_the_document_mask_keeps_documents_apart() -> None:
     assert change(segment_ids=segments) == 0
 
 
+@pytest.mark.slow
 def test_experts_are_balanced_and_logits_clipped() -> None:
     """Catches biases that effects do not reach, and largest logits under names that qk_clip does not find."""
     decoder = Decoder(CONFIG.replace(experts=Experts(num_experts=4, top_k=2, bias=True)))

@@ -247,6 +247,7 @@ def test_precision_average_and_frozen_parameters() -> None:
     np.testing.assert_allclose(average, np.asarray(before["head"]) + moved / 2, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_contract_is_kept() -> None:
     """Catches a mass that reads parameters, an impure loss, a split that changes the loss."""
     check_objective(

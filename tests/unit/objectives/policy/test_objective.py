@@ -133,6 +133,7 @@ def test_windows_are_exact(name: str) -> None:
         np.testing.assert_allclose(leaf, wanted, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, OPTIONS["gspo"], OPTIONS["token_mean"], OPTIONS["constant"]])
 def test_packed_rows_are_their_completions(options: dict[str, Any]) -> None:
     """Row 69: two completions packed into one row give the loss and the gradient of two rows, in float64."""
@@ -230,6 +231,7 @@ def test_a_reference_of_the_batch() -> None:
         kept.loss(variables, batch, Step(train=False))
 
 
+@pytest.mark.slow
 def test_keeps_the_contract() -> None:
     """Catches averages for sums, captured arrays and masses that read parameters."""
     for name in ("sequence_mean", "gspo", "kl"):

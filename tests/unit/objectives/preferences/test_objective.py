@@ -39,6 +39,7 @@ def loss_of(objective: Any, variables: Any, batch: Any, reference: Any = None) -
     return float(value), {name: float(mean.value()) for name, mean in aux.metrics.items()}
 
 
+@pytest.mark.slow
 def test_policy_that_is_its_reference() -> None:
     """Row 63, XS155: ln 2, rewards 0, ties that count as wrong, and a gradient that is not 0."""
     batch = pairs()
@@ -129,6 +130,7 @@ def test_only_trained_leaves_are_kept_as_the_reference() -> None:
     assert metrics["reward_margin"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "loss_type",
     ["sigmoid", {"sigmoid": 0.8, "bco_pair": 0.2, "sft": 1.0}, "aot", {"aot_unpaired": 1.0, "sft": 0.5}],
@@ -182,6 +184,7 @@ def test_only_completions_count() -> None:
     np.testing.assert_array_equal(touched, batch["completion_mask"].reshape(6, 6)[:, 1:] != 0)
 
 
+@pytest.mark.slow
 def test_keeps_the_contract() -> None:
     """Catches averages for sums, captured arrays and masses that read parameters, in each kind of loss."""
     batch = pairs(8)
@@ -193,6 +196,7 @@ def test_keeps_the_contract() -> None:
         assert check_objective(objective, batch).ok
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:qwix.*")
 def test_adapters_are_the_policy() -> None:
     """Catches an objective that reaches the layers past the adapters: the policy would never move."""
     pytest.importorskip("qwix")
@@ -208,8 +212,9 @@ def test_adapters_are_the_policy() -> None:
     kept = [name for name, leaf in telic.tree.named_leaves(start.ema).items() if leaf is not None]
     assert kept
     assert all(name.endswith(("_lora_a", "_lora_b")) for name in kept)
-    final = trainer.loop(log=0).run([batch] * 12)
-    assert float(final.metrics["loss"]) < 0.6
+    final = trainer.loop(log=0).run([batch] * 40)
+    # A policy that is its reference has the loss log 2.
+    assert float(trainer.evaluate([batch], state=final)["loss"]) < np.log(2) - 0.02
     base = telic.tree.named_leaves(weights["params"])
     for name, leaf in telic.tree.named_leaves(final.step_state.variables["params"]).items():
         if name in base:
