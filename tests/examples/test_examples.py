@@ -107,28 +107,28 @@ def test_replay_resumes_with_its_memories(tmp_path: Path) -> None:
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.slow
+@pytest.mark.endurance
 def test_addition_learns_from_examples() -> None:
     """Catches answers that are learned a token off: right to the letter means that the end is learned as well."""
     found = importlib.import_module("examples.addition_sft").main(steps=600)
     assert found["likeliest"] > 0.5
 
 
-@pytest.mark.slow
+@pytest.mark.endurance
 def test_addition_prefers_right_answers() -> None:
     """Catches pairs the wrong way round, and a reference that moves: held-out pairs are told apart."""
     found = importlib.import_module("examples.addition_dpo").main(steps=300)
     assert found["reward_accuracy"] > 0.85
 
 
-@pytest.mark.slow
+@pytest.mark.endurance
 def test_addition_is_rewarded() -> None:
     """Catches rollouts with stale weights, and advantages with the wrong sign: the reward rises."""
     found = importlib.import_module("examples.addition_grpo").main(steps=150)
     assert found["reward_after"] > found["reward_before"] + 0.05
 
 
-@pytest.mark.slow
+@pytest.mark.endurance
 def test_diffusion_draws_and_judges_digits(tmp_path: Path) -> None:
     """Catches a training, sampling or judging step that no longer runs; 40 updates draw nothing one could read."""
     main = importlib.import_module("examples.diffusion_digits").main
@@ -140,14 +140,14 @@ def test_diffusion_draws_and_judges_digits(tmp_path: Path) -> None:
     assert (tmp_path / "edm.png").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.endurance
 def test_diffusion_in_latents_runs() -> None:
     """Catches an autoencoder whose codes cannot be decoded: after 60 updates digits survive them in outline."""
     found = importlib.import_module("examples.diffusion_latents").main(steps=240, each=2, epochs=1, dim=16)
     assert found["error"] < 0.1
 
 
-@pytest.mark.slow
+@pytest.mark.endurance
 def test_jepa_encoder_is_probed() -> None:
     """Catches features that collapse at once, or a probe that reads the test digits' labels."""
     found = importlib.import_module("examples.jepa_digits").main(steps=30, dim=32, depth=1, each=20)
@@ -156,7 +156,7 @@ def test_jepa_encoder_is_probed() -> None:
     assert found["spread"] > 1e-3
 
 
-@pytest.mark.exhaustive
+@pytest.mark.endurance
 @pytest.mark.timeout(3600)
 def test_nine_of_ten_drawn_digits_are_recognised() -> None:
     """The long form: both processes as the page shows them."""
@@ -166,7 +166,7 @@ def test_nine_of_ten_drawn_digits_are_recognised() -> None:
     assert found["edm_recognised"] >= 0.9
 
 
-@pytest.mark.exhaustive
+@pytest.mark.endurance
 @pytest.mark.timeout(3600)
 def test_jepa_features_beat_pixels() -> None:
     """The long form: 15 points above the untrained encoder, and above the pixels."""
@@ -175,7 +175,7 @@ def test_jepa_features_beat_pixels() -> None:
     assert found["trained"] > found["pixels"]
 
 
-@pytest.mark.slow
+@pytest.mark.endurance
 def test_language_bytes_learns_what_python_looks_like() -> None:
     """Catches a decoder that learns the frequency of bytes alone, 4.47 bits, or is scored on what it has read."""
     scores = importlib.import_module("examples.language_bytes").main(steps=120, length=64)
@@ -183,7 +183,7 @@ def test_language_bytes_learns_what_python_looks_like() -> None:
     assert scores["perplexity"] == pytest.approx(2 ** scores["bits_per_byte"], rel=0.01)
 
 
-@pytest.mark.slow
+@pytest.mark.endurance
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:qwix.*")
 def test_language_lora_learns_and_exports() -> None:
     """Catches adapters that reach no loss, a merge that loses them, an export that loads as another model."""

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*set_vital")
 KINDS = [
     *("columns", "generator", "stateful"),
     # Also in order, or also through a function of the epoch, or in test_every_place.py.
-    *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("list", "grain", "hf", "torch")),
+    *(pytest.param(kind, marks=pytest.mark.endurance) for kind in ("list", "grain", "hf", "torch")),
 ]
 WITH_WORKERS = ["grain2", "torch2", "stateful2"]
 
@@ -72,7 +72,7 @@ def test_a_lost_position_shows(kind: str, tmp_path: Path, monkeypatch: pytest.Mo
     assert differing(whole, run(**options)) != []
 
 
-@pytest.mark.slow
+@pytest.mark.endurance
 @pytest.mark.parametrize("kind", WITH_WORKERS)
 def test_killed_with_workers(kind: str, tmp_path: Path) -> None:
     """Catches batches that workers had read ahead and a killed process took with it."""
@@ -92,7 +92,7 @@ def test_killed_with_workers(kind: str, tmp_path: Path) -> None:
     ("kind", "change"),
     [
         *(("generator", "seed"), ("grain", "batch")),
-        *(pytest.param(k, "seed", marks=pytest.mark.slow) for k in ("list", "grain", "hf", "torch", "stateful")),
+        *(pytest.param(k, "seed", marks=pytest.mark.endurance) for k in ("list", "grain", "hf", "torch", "stateful")),
     ],
 )
 def test_other_data_is_refused(kind: str, change: str, tmp_path: Path) -> None:

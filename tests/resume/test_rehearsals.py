@@ -38,7 +38,7 @@ def test_verify_resume(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert {"2", "4", "6", "12"} <= {p.name for p in killed.iterdir()}
 
 
-@pytest.mark.slow
+@pytest.mark.endurance
 @pytest.mark.parametrize(
     ("argument", "message"),
     [

@@ -68,7 +68,7 @@ def test_the_recorded_ratios_are_those_of_the_report() -> None:
     assert all(value > 0 for value in recorded.values())
 
 
-@pytest.mark.slow
+@pytest.mark.endurance
 @pytest.mark.parametrize("name", [*measures.MEASURES, "memory", *scaling.GROWTH])
 def test_each_measure_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a benchmark that broke with a change of the library, long before somebody wants its number."""

@@ -157,7 +157,7 @@ def test_the_command_shows_goodput(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "is no file" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.endurance
 def test_a_killed_run_counts_what_it_lost(tmp_path: Path) -> None:
     """Catches a record that a real SIGKILL leaves unreadable, or that counts twice what was done twice."""
     program = tmp_path / "killed.py"
