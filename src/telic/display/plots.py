@@ -91,7 +91,9 @@ class Plot:
         """Add what an evaluation recorded just now, which is on the host; nothing else is read."""
         self._state = state
         self.flush()
-        self._add(state.total_iterations, dict(state.metrics.added))
+        added = dict(state.metrics.added)
+        self._add(state.total_iterations, added)
+        self._added |= added
 
     def on_epoch_end(self, state: State) -> None:
         """Add the epoch's own values and draw.
@@ -147,7 +149,6 @@ class Plot:
             if value is self._added.get(name):
                 # What an evaluation recorded stays among the metrics until the epoch ends: it has one point.
                 continue
-            self._added[name] = value
             xs, ys = (list(part) for part in points[name])
             if xs and xs[-1] == at:
                 xs, ys = xs[:-1], ys[:-1]

@@ -44,7 +44,7 @@ class MLflow:
           ImportError: mlflow-skinny is not installed.
         """
         try:
-            from mlflow.tracking import MlflowClient
+            from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]
         except ImportError as error:
             raise missing("mlflow-skinny", "mlflow", "MLflow") from error
         self.close()
@@ -64,7 +64,7 @@ class MLflow:
 
     def log(self, scalars: Mapping[str, float], step: int) -> None:
         """Keep scalars."""
-        from mlflow.entities import Metric
+        from mlflow.entities import Metric  # pyright: ignore[reportMissingImports]
 
         now = time.time_ns() // 1_000_000
         metrics = [Metric(name, float(value), now, step) for name, value in scalars.items()]

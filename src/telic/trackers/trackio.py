@@ -28,7 +28,7 @@ class Trackio:
           ImportError: trackio is not installed.
         """
         try:
-            import trackio
+            import trackio  # pyright: ignore[reportMissingImports]
         except ImportError as error:
             raise missing("trackio", "trackio", "Trackio") from error
         self.close()

@@ -45,7 +45,7 @@ class WeightsAndBiases:
           ImportError: wandb is not installed.
         """
         try:
-            import wandb
+            import wandb  # pyright: ignore[reportMissingImports]
         except ImportError as error:
             raise missing("wandb", "wandb", "WeightsAndBiases") from error
         self.close()
