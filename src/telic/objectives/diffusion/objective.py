@@ -75,6 +75,7 @@ class DiffusionObjective(ModelObjective):
       >>> objective = DiffusionObjective(DiT(dim=32, depth=1, classes=11), "flow", conditions={"label": 10})
       >>> objective.ema.decay
       0.999
+
     Source: Ho et al. 2020; Karras et al. 2022; Liu et al. 2023; Ho and Salimans 2022 for the dropped conditions.
     """
 

@@ -49,6 +49,7 @@ class JepaObjective(Objective):
       >>> objective = JepaObjective(ViT(patch=4, dim=32), ViTPredictor(grid=(7, 7), dim=16), masks)
       >>> objective.ema.select
       'params/encoder/**'
+
     Source: Assran et al. 2023 (I-JEPA); Bardes et al. 2024 (V-JEPA).
     """
 
