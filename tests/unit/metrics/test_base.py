@@ -68,7 +68,7 @@ def test_directions():
     expected = dict.fromkeys(modes, "max")
     expected |= dict.fromkeys(("mean", "sum", "last"))
     for name in modes:
-        if "error" in name or name in ("perplexity", "false_positives", "false_negatives"):
+        if "error" in name or name in ("perplexity", "bits_per_byte", "false_positives", "false_negatives"):
             expected[name] = "min"
     assert modes == expected
 
