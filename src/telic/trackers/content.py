@@ -91,6 +91,36 @@ def histogram(values: Any, bins: int = 64) -> tuple[HostArray, HostArray]:
     return np.histogram(values[np.isfinite(values)], bins=bins)
 
 
+def described(content: Content) -> Any:
+    """Give an artifact's content without pictures as plain values; of an array its histogram."""
+    if content.texts:
+        return [dict(row) for row in content.texts]
+    if content.scalars is not None:
+        return dict(content.scalars)
+    counts, edges = histogram(content.values)
+    return {"counts": counts.tolist(), "edges": edges.tolist()}
+
+
+def as_logged(service: Any, name: str, content: Content, pictures: Any) -> dict[str, Any]:
+    """Give an artifact's content as `log` of wandb and trackio takes it: their classes are called the same.
+
+    Args:
+      service: The package, which has Table and Histogram.
+      name: The artifact's name.
+      content: What of it can be shown.
+      pictures: Its pictures in the package's own class, in which the two differ; None where there are none.
+    """
+    logged: dict[str, Any] = {} if pictures is None else {name: pictures}
+    if content.texts:
+        rows = [[row["prompt"], row["completion"]] for row in content.texts]
+        logged[name] = service.Table(columns=["prompt", "completion"], data=rows)
+    if content.values is not None:
+        logged[name] = service.Histogram(content.values)
+    if content.scalars is not None:
+        logged |= {f"{name}/{key}": x for key, x in content.scalars.items()}
+    return logged
+
+
 def as_page(texts: Sequence[Mapping[str, str]]) -> str:
     """Give prompts and completions as one text, blocks of four spaces, which Markdown shows as they are."""
     pairs = ("\n".join((row["prompt"], f"--> {row['completion']}")) for row in texts)

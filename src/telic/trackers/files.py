@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from telic.jsonable import as_json
-from telic.trackers.content import Content, content_of, histogram
+from telic.trackers.content import content_of, described
 from telic.trackers.pictures import write_png
 
 
@@ -77,16 +77,6 @@ def read_scalars(path: str | os.PathLike[str]) -> dict[int, dict[str, float]]:
         step = int(record.pop("step"))
         steps[step] = steps.get(step, {}) | {name: float(value) for name, value in record.items()}
     return dict(sorted(steps.items()))
-
-
-def described(content: Content) -> Any:
-    """Give an artifact's content without pictures as plain values; of an array its histogram."""
-    if content.texts:
-        return [dict(row) for row in content.texts]
-    if content.scalars is not None:
-        return dict(content.scalars)
-    counts, edges = histogram(content.values)
-    return {"counts": counts.tolist(), "edges": edges.tolist()}
 
 
 def _write(path: Path, value: Any) -> None:

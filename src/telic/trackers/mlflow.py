@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from telic.trackers.content import content_of, flattened, histogram
+from telic.trackers.content import content_of, described, flattened
 from telic.trackers.extras import missing
 from telic.trackers.pictures import write_png
 
@@ -83,12 +83,7 @@ class MLflow:
             text = "\n\n".join(f"{row['prompt']}\n--> {row['completion']}" for row in content.texts)
             self._client.log_text(self.run_id, text, f"texts/{stem}.txt")
         if content.values is not None:
-            counts, edges = histogram(content.values)
-            self._client.log_text(
-                self.run_id,
-                json.dumps({"counts": counts.tolist(), "edges": edges.tolist()}),
-                f"histograms/{stem}.json",
-            )
+            self._client.log_text(self.run_id, json.dumps(described(content)), f"histograms/{stem}.json")
         if content.scalars is not None:
             self.log({f"{name}/{key}": x for key, x in content.scalars.items()}, step)
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from telic.trackers.content import content_of
+from telic.trackers.content import as_logged, content_of
 from telic.trackers.extras import missing
 
 
@@ -50,20 +50,13 @@ class Trackio:
 
     def artifact(self, name: str, value: Any, step: int) -> None:
         """Keep pictures as one image, texts as a table, arrays as a histogram."""
-        content = content_of(value)
-        sent: dict[str, Any] = {}
+        content, pictures = content_of(value), None
         if content.pictures:
             sheet = content.sheet()
-            sent[name] = self._trackio.Image(sheet.repeat(3, axis=-1) if sheet.shape[-1] == 1 else sheet)
-        if content.texts:
-            rows = [[row["prompt"], row["completion"]] for row in content.texts]
-            sent[name] = self._trackio.Table(columns=["prompt", "completion"], data=rows)
-        if content.values is not None:
-            sent[name] = self._trackio.Histogram(content.values)
-        if content.scalars is not None:
-            sent |= {f"{name}/{key}": x for key, x in content.scalars.items()}
-        if sent:
-            self._run.log(sent, step=step)
+            pictures = self._trackio.Image(sheet.repeat(3, axis=-1) if sheet.shape[-1] == 1 else sheet)
+        logged = as_logged(self._trackio, name, content, pictures)
+        if logged:
+            self._run.log(logged, step=step)
 
     def close(self) -> None:
         """End the run and wait until it is written."""

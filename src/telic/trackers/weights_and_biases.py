@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from telic.trackers.content import content_of
+from telic.trackers.content import as_logged, content_of
 from telic.trackers.extras import missing
 
 
@@ -67,22 +67,15 @@ class WeightsAndBiases:
 
     def artifact(self, name: str, value: Any, step: int) -> None:
         """Send pictures as images, texts as a table, arrays as a histogram."""
-        content = content_of(value)
-        sent: dict[str, Any] = {}
+        content, pictures = content_of(value), None
         if content.pictures:
-            sent[name] = [
+            pictures = [
                 self._wandb.Image(p.pixels[..., 0] if p.pixels.shape[-1] == 1 else p.pixels, caption=p.caption)
                 for p in content.pictures
             ]
-        if content.texts:
-            rows = [[row["prompt"], row["completion"]] for row in content.texts]
-            sent[name] = self._wandb.Table(columns=["prompt", "completion"], data=rows)
-        if content.values is not None:
-            sent[name] = self._wandb.Histogram(content.values)
-        if content.scalars is not None:
-            sent |= {f"{name}/{key}": x for key, x in content.scalars.items()}
-        if sent:
-            self._run.log(sent, step=step)
+        logged = as_logged(self._wandb, name, content, pictures)
+        if logged:
+            self._run.log(logged, step=step)
 
     def close(self) -> None:
         """End the run and wait until it is sent."""
