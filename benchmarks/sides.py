@@ -82,14 +82,19 @@ def by_hand(
         return params, (state, count + 1)
 
     compiled = jax.jit(step, donate_argnums=(0, 1), compiler_options=compiler_options)
-    held = [(params, (optimizer.init(params), jnp.zeros((), jnp.int32)))]
+    return timed(compiled, (params, (optimizer.init(params), jnp.zeros((), jnp.int32))), batches)
+
+
+def timed(compiled: Any, start: Any, items: Any) -> Side:
+    """Give a side that runs ``(params, state) = compiled(params, state, item)`` over items, and goes on from there."""
+    held = [start]
 
     def run() -> float:
         waited(held)
         began = time.perf_counter()
         params, state = held[0]
-        for batch in batches:
-            params, state = compiled(params, state, batch)
+        for item in items:
+            params, state = compiled(params, state, item)
         held[0] = (params, state)
         waited(held)
         return time.perf_counter() - began
@@ -117,19 +122,7 @@ def scanned_by_hand(objective: models.GPT, batches: models.Batches, count: int) 
         return optax.apply_updates(params, updates), state
 
     compiled = jax.jit(window, donate_argnums=(0, 1))
-    held = [(params, optimizer.init(params))]
-
-    def run() -> float:
-        waited(held)
-        began = time.perf_counter()
-        params, state = held[0]
-        for data in windows:
-            params, state = compiled(params, state, data)
-        held[0] = (params, state)
-        waited(held)
-        return time.perf_counter() - began
-
-    return run
+    return timed(compiled, (params, optimizer.init(params)), windows)
 
 
 def evaluated_by_hand(loss: Loss, params: Any, batches: models.Batches) -> Side:
