@@ -214,13 +214,19 @@ def test_representations_carry_labels_to_probes() -> None:
     """Features of the context alone, or labels of other rows."""
     objective = made()
     variables = objective.init(jax.random.key(0))
-    found, scores = objective.evaluate(variables, batch(), step(train=False))
+    found = objective.evaluate(variables, batch(), step(train=False))
     assert isinstance(found, Representations)
     assert found.features.shape == (8, 6)
     np.testing.assert_array_equal(found.labels, batch()["label"])
     np.testing.assert_allclose(found.features, objective.represent(variables, batch()["image"]), rtol=1e-6)
-    assert set(scores.values) == {"repr_std", "repr_cov_offdiag"}
-    assert objective.evaluate(variables, {"image": batch()["image"]}, step(train=False))[0].labels is None
+    assert objective.evaluate(variables, {"image": batch()["image"]}, step(train=False)).labels is None
+
+
+def test_validation_tells_of_collapse() -> None:
+    """A sign of collapse that both loss and evaluation report under one name: every validation is refused."""
+    trainer = telic.Trainer(made(), "adam", key=0)
+    found = trainer.evaluate([batch()], state=trainer.place(example=batch()))
+    assert set(found) >= {"loss", "repr_std", "repr_cov_offdiag"}
 
 
 # -- bad input -------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from telic import tree
-from telic.artifacts import Representations, Scalars
+from telic.artifacts import Representations
 from telic.contract import Aux, Objective, Step
 from telic.ema import EMASpec
 from telic.errors import ContractError, DataError, ShapeError
@@ -192,15 +192,12 @@ class JepaObjective(Objective):
         return Terms(terms)
 
     def evaluate(self, variables: Variables, batch: Batch, step: Step) -> Any:
-        """Give mean-pooled features with labels, for probes, and the signs of collapse."""
+        """Give mean-pooled features with labels, for probes; the loss's metrics already tell of collapse."""
         images = self._images(batch)
         found = self._run("encoder", variables, _encoded(images, None), step)
         pooled = wide(found.prediction).mean(axis=1)
         labels = batch.get(self.label) if self.label is not None else None
-        rows = pooled.shape[0]
-        signs = {"repr_std": features.spread(pooled), "repr_cov_offdiag": features.correlation(pooled)}
-        scores = {name: Mean(value * rows, jnp.asarray(rows, value.dtype)) for name, value in signs.items()}
-        return Representations(pooled, labels), Scalars(scores)
+        return Representations(pooled, labels)
 
     def represent(self, variables: Variables, images: Any) -> Array:
         """Give mean-pooled features, [batch, dim]: what a linear probe reads."""
