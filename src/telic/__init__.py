@@ -48,6 +48,9 @@ _HOMES = {
     "HALT_LOOP": "telic.loop.status",
     # What survives the process.
     "Checkpoints": "telic.checkpoints",
+    # Where it runs.
+    "MeshSpec": "telic.shard",
+    "Layout": "telic.shard",
     # Filters: when a handler fires.
     "always": "telic.loop.filters",
     "first": "telic.loop.filters",
@@ -62,7 +65,7 @@ _HOMES = {
 """Where each public name lives."""
 
 _MODULES = (
-    *("artifacts", "data", "errors", "interop", "losses", "metrics", "models", "objectives", "optimizers"),
+    *("artifacts", "config", "data", "errors", "interop", "losses", "metrics", "models", "objectives", "optimizers"),
     *("testing", "trackers"),
 )
 """The public modules; each is also imported as ``telic.<name>``."""
@@ -72,6 +75,7 @@ __all__ = [*_HOMES, *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll] on
 if TYPE_CHECKING:
     # The same table once more, for type checkers and editors; test_exports.py compares the two.
     from telic import artifacts as artifacts
+    from telic import config as config
     from telic import data as data
     from telic import errors as errors
     from telic import interop as interop
@@ -117,6 +121,8 @@ if TYPE_CHECKING:
     from telic.mean import Rows as Rows
     from telic.mean import Terms as Terms
     from telic.objectives import supervised as supervised
+    from telic.shard import Layout as Layout
+    from telic.shard import MeshSpec as MeshSpec
     from telic.train.state import TrainState as TrainState
     from telic.tree import paths as paths
 

@@ -20,6 +20,10 @@ class DataError(TelicError, ValueError):
     """Data that is empty, exhausted, or not what the objective reads."""
 
 
+class SettingsError(TelicError, ValueError):
+    """A setting of a run that is unknown, missing, or not of its type; the text has its path."""
+
+
 class PretrainedError(TelicError, ValueError):
     """Files of a pretrained model that are corrupt, or that describe no model Telic has."""
 
@@ -98,6 +102,10 @@ class Preempted(SystemExit):
     def __init__(self, state: object = None):
         super().__init__(143)
         self.state = state
+
+
+class ProcessError(TelicError, RuntimeError):
+    """The processes of a run do not agree, or one of them did not come."""
 
 
 class VariablesWarning(UserWarning):

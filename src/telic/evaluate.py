@@ -144,7 +144,7 @@ class EvaluationPass:
         what: str = "the evaluation",
     ):
         self._program = program
-        self._batches = _Opened(batches)
+        self._batches = _Opened(placement.joined(batches))
         self._reducers = dict(reducers)
         self._make_driver = make_driver
         self._placement = placement
@@ -215,10 +215,12 @@ class EvaluationPass:
 
     def _start(self, batch: Batch, given: Any) -> tuple[Any, Any]:
         """Give the program bound to a first batch, and its state; build the driver where there is none yet."""
-        program: Any = self._program.bind(batch)
-        state = program.adopt(batch, given)
+        whole = self._placement.whole(batch)
+        program: Any = self._program.bind(whole)
+        self._placement.learn(getattr(program, "objective", None))
+        state = self._placement.settle(program.adopt(whole, given))
         if self._driver is None or self._host is None:
-            traced = is_traced(program, state, batch)
+            traced = is_traced(program, state, whole)
             host = {name: r for name, r in self._reducers.items() if is_host(r.metric)}
             if not traced:
                 host |= {name: r for name, r in self._reducers.items() if isinstance(r.metric.reads, type)}
@@ -226,7 +228,7 @@ class EvaluationPass:
             driver = self._make_driver(program, {n: r for n, r in self._reducers.items() if n not in host})
             driver.start(state, batch)
             self._host = _HostMetrics(program, host, self._placement, traced=traced)
-            self._host.start(state, batch)
+            self._host.start(state, whole)
             self._driver = driver
             scored = getattr(program, "scored", None)
             self._score = jax.jit(scored) if traced and scored is not None else scored

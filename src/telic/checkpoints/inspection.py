@@ -129,7 +129,11 @@ def inspect(checkpoint: str | PathLike[str]) -> Contents:
 
 
 def load_variables(
-    checkpoint: str | PathLike[str], *, best: Literal["min", "max"] | None = None, select: PathFilter | None = None
+    checkpoint: str | PathLike[str],
+    *,
+    best: Literal["min", "max"] | None = None,
+    select: PathFilter | None = None,
+    averaged: bool = False,
 ) -> dict[str, Any]:
     """Read the weights of a checkpoint, checked, to start another run from.
 
@@ -140,11 +144,12 @@ def load_variables(
       checkpoint: A checkpoint, or a run's directory, whose newest whole one is taken.
       best: Take the one of best score instead: "min" or "max", as the run ranked them.
       select: Filter over names such as ``params/encoder/**``.
+      averaged: Lay the moving average over them.
     Returns:
       Nested dictionaries of NumPy arrays, such as ``{"params": {...}, "batch_stats": {...}}``.
     Raises:
       FileNotFoundError: There is no such directory.
-      CheckpointError: None is whole, none has a score, or it holds no variables.
+      CheckpointError: None is whole, none has a score, it holds no variables, or no average where that is asked for.
     """
     path = _existing(checkpoint)
     if (path / store.MANIFEST.parent).is_dir():
@@ -162,7 +167,7 @@ def load_variables(
         except CheckpointError as error:
             reasons.append(f"{name}: {error}")
             continue
-        return _nested(arrays, select, root / name)
+        return _nested(_laid_over(arrays, root / name) if averaged else arrays, select, root / name)
     raise CheckpointError(f"{path} has no whole checkpoint to read: {'; '.join(reasons) or 'there is none'}")
 
 
@@ -172,6 +177,15 @@ def _score(root: Path, order: files.Order) -> float | None:
     except CheckpointError:
         return None
     return float(score) if isinstance(score, int | float) else None
+
+
+def _laid_over(arrays: Mapping[str, Leaf], path: Path) -> dict[str, Leaf]:
+    """Give a checkpoint's arrays with the average in the place of what it is the average of, in that one's dtype."""
+    prefix = "state/learner/ema/"
+    means = {"state/variables/" + n.removeprefix(prefix): leaf for n, leaf in arrays.items() if n.startswith(prefix)}
+    if not means:
+        raise CheckpointError(f"{path} holds no moving average: its objective kept none")
+    return {**arrays, **{name: Leaf(mean.data.astype(arrays[name].data.dtype)) for name, mean in means.items()}}
 
 
 def _nested(arrays: Mapping[str, Leaf], select: PathFilter | None, path: Path) -> dict[str, Any]:

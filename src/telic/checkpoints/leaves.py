@@ -139,6 +139,8 @@ def differences(wanted: Mapping[str, Spec], stored: Mapping[str, Spec], prefix: 
 def _place(leaf: Leaf, example: Any) -> Any:
     """Give a stored leaf as an array of its own, where the example lies if that is known."""
     sharding = getattr(example, "sharding", None)
+    if leaf.key is None and sharding is not None and not sharding.is_fully_addressable:
+        return jax.make_array_from_callback(leaf.data.shape, sharding, lambda index: leaf.data[index])
     array = jax.device_put(leaf.data, sharding if leaf.key is None else None, may_alias=False)
     return array if leaf.key is None else jax.random.wrap_key_data(array, impl=leaf.key)
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from telic.checkpoints import files
@@ -214,14 +215,28 @@ def _orbax() -> Any:
     return ocp
 
 
+def _alone(ocp: Any) -> dict[str, Any]:
+    """Give the options that keep Orbax from waiting for other processes: one of them writes, and each reads."""
+    if jax.process_count() == 1:
+        return {}
+    index = jax.process_index()
+    options = ocp.options.MultiprocessingOptions(
+        primary_host=index, active_processes={index}, barrier_sync_key_prefix=f"telic{index}"
+    )
+    return {"multiprocessing_options": options}
+
+
 @contextmanager
 def _checkpointer(ocp: Any) -> Generator[Any]:
     logger = logging.getLogger("absl")
     before = logger.level
     # Weights hardly compress: it would cost the training more processor time than it saves of the disk.
-    kinds = {item: ocp.PyTreeCheckpointHandler(use_compression=False) for item in (ARRAYS, FROZEN)}
-    handler = ocp.CompositeCheckpointHandler(**kinds, manifest=ocp.JsonCheckpointHandler())
-    with ocp.Checkpointer(handler) as checkpointer:
+    alone = _alone(ocp)
+    kinds = {item: ocp.PyTreeCheckpointHandler(use_compression=False, **alone) for item in (ARRAYS, FROZEN)}
+    handler = ocp.CompositeCheckpointHandler(
+        **kinds, composite_options=ocp.CompositeOptions(**alone), manifest=ocp.JsonCheckpointHandler(**alone)
+    )
+    with ocp.Checkpointer(handler, **alone) as checkpointer:
         # Orbax tells every step of a save at INFO and WARNING; what matters of it is raised.
         logger.setLevel(logging.ERROR)
         try:

@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         return _dispatch(given or ["--help"])
     except SystemExit as stop:  # tyro has written its message
-        return stop.code if isinstance(stop.code, int) else 2
+        return 0 if stop.code is None else stop.code if isinstance(stop.code, int) else 2
     except UsageError as error:
         print(f"telic: {error}", file=sys.stderr)
         return 2

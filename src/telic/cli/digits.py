@@ -1,11 +1,7 @@
 """The demonstration: a small convolutional network learns to read handwritten digits, and leaves a run directory."""
 
-import json
-import platform
 import sys
 import time
-from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +58,7 @@ def run(folder: Path, *, seed: int = 0, epochs: int = 8, plain: bool = False) ->
     """Train, test, and write the run directory.
 
     Args:
-      folder: Where run.json, metrics.jsonl and curves.png go; it exists.
+      folder: Where the record of the run and curves.png go; it exists.
       seed: Seed of everything random.
       epochs: Passes over the training digits.
       plain: Write lines even on a terminal.
@@ -87,25 +83,21 @@ def run(folder: Path, *, seed: int = 0, epochs: int = 8, plain: bool = False) ->
     print(f"A small network learns to read {batches * BATCH:,} handwritten digits; {HELD_OUT:,} others test it.")
     passes = "1 epoch" if epochs == 1 else f"{epochs} epochs"
     print(f"Seed {seed}, {passes} of {batches} batches, on {jax.default_backend()}, into {folder}", flush=True)
-    _write(folder, settings, "running", {})
     loop = (
         trainer(DigitReader(), read_digits, adam(cosine(LEARNING_RATE, steps=epochs * batches)), key=seed, log=0)
         .metric("accuracy")
         .validate(data)
         .progress(plain=True if plain else None, batches=batches)
-        .record(folder / "metrics.jsonl")
+        .record(folder, config=settings)
         .curves(folder / "curves.png", title="telic demo: handwritten digits")
     )
     began = time.monotonic()
     try:
         final = loop.run(data, epochs=epochs)
     except KeyboardInterrupt:
-        _write(folder, settings, "interrupted", {})
         print(f"Stopped. What was measured so far is in {folder / 'metrics.jsonl'}", file=sys.stderr, flush=True)
         raise
     seconds = time.monotonic() - began
-    result = {**final.history[epochs - 1], "seconds": round(seconds, 1)}
-    _write(folder, settings, "completed", result)
     accuracy = final.history[epochs - 1]["validation_accuracy"]
     again = f"telic demo --seed {seed + 1} --epochs {epochs + 4}"
     print(
@@ -113,23 +105,12 @@ def run(folder: Path, *, seed: int = 0, epochs: int = 8, plain: bool = False) ->
         f"In {folder}:\n"
         "  curves.png      loss and accuracy by epoch: look at it\n"
         "  metrics.jsonl   every number, one line per interval and epoch\n"
-        "  run.json        settings, versions, seed, result\n\n"
+        "  run.json        settings, versions, seed, result\n"
+        "  profile.json    where the time went\n\n"
         "Next:\n"
+        f"  {f'telic report {folder}':<32}  all of it as one page for a browser\n"
         f"  {again:<32}  another start, a longer run\n"
         "  README.md                         the same in ten lines of your own\n"
         "  examples/                         a program for each rung of the ladder"
     )
     return final
-
-
-def _write(folder: Path, settings: dict[str, Any], status: str, result: dict[str, Any]) -> None:
-    packages = ("telic", "jax", "jaxlib", "flax", "optax", "numpy")
-    record = {
-        "status": status,
-        "written": datetime.now(UTC).isoformat(timespec="seconds"),
-        "settings": settings,
-        "result": result,
-        "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in packages}},
-        "device": {"platform": jax.default_backend(), "kind": jax.devices()[0].device_kind},
-    }
-    (folder / "run.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

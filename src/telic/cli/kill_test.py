@@ -12,8 +12,11 @@ from telic.checkpoints.comparison import compare
 from telic.cli.programs import Program, ProgramError, newest, run_directories, shown
 from telic.compose.rehearsal import Rehearsal
 
-UNTIMED = ("seconds",)
+UNTIMED = ("seconds", "speed")
 """Fields of a metric log that tell how long something took."""
+
+TIMES = ("goodput.jsonl",)
+"""Logs that tell nothing else."""
 
 
 @dataclass
@@ -66,7 +69,8 @@ def verify_resume(program: Program, at: tuple[int, ...], root: Path, say: Callab
     verdict = Verdict()
     for run in runs:
         _compare_runs(run, whole.root, killed.root, verdict)
-    for path in sorted((whole.root / "files").rglob("*.jsonl")):
+    logs = (path for path in (whole.root / "files").rglob("*.jsonl") if path.name not in TIMES)
+    for path in sorted(logs):
         _compare_logs(path, whole.root, killed.root, verdict)
     return verdict
 

@@ -50,7 +50,7 @@ def table(folder: Path, *, now: Callable[[], float] = time.time) -> list[str]:
         rows.append((run.name, run.state, step, _size(run.bytes), _ago(now() - run.changed), metrics))
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
     padded = [[cell.ljust(width) for cell, width in zip(row, [*widths, 0], strict=True)] for row in rows]
-    return [_printable("  ".join(row).rstrip()) for row in padded]
+    return [printable("  ".join(row).rstrip()) for row in padded]
 
 
 def _directories(folder: Path) -> list[Path]:
@@ -128,8 +128,8 @@ def _number(value: Any) -> str:
     return f"{value:.5g}" if isinstance(value, float) else str(value)[:20]
 
 
-def _printable(text: str) -> str:
-    """Give a text without what a terminal would obey: names come from files."""
+def printable(text: str) -> str:
+    """Give a line without what a terminal would obey: names come from files."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 

@@ -17,7 +17,7 @@ from telic.data.dataset import Dataset
 from telic.driver import DriverOptions, StepDriver
 from telic.errors import ContractError, DataError
 from telic.evaluate import ObjectiveLoss
-from telic.loop.ports import Draws, View
+from telic.loop.ports import Draws, Placement, View
 from telic.loop.reducers import Reducer, reported
 from telic.loop.serialize import deserialize_state, serialize_state
 from telic.loop.state import LoopState
@@ -71,7 +71,12 @@ class _Findings:
 
 
 def check_training(
-    step: TrainStep, data: Any, *, metrics: Sequence[Any] = (), memory: Budget | None = None
+    step: TrainStep,
+    data: Any,
+    *,
+    metrics: Sequence[Any] = (),
+    memory: Budget | None = None,
+    placement: Placement | None = None,
 ) -> CheckReport:
     """Try one attempt, one validation batch, every metric, and a save with its restore; then stop.
 
@@ -82,7 +87,9 @@ def check_training(
       data: What `fit` will be given. An iterator is refused: it would lose its first batch.
       metrics: Metrics to compute, as for `fit`.
       memory: Slice batches into microbatches whose step fits; None leaves the step as it is.
+      placement: Where batches and the state live; None takes one device.
     """
+    where = SingleDevice() if placement is None else placement
     found = _Findings()
     batch = found.attempt("data", lambda: _first_batch(data))
     if batch is None:
@@ -96,13 +103,13 @@ def check_training(
     reducers = found.attempt("metrics", lambda: _reducers(step, metrics))
     if reducers is None:
         return _report(found)
-    driver = found.attempt("step", lambda: _started(step, batch, reducers))
+    driver = found.attempt("step", lambda: _started(step, batch, reducers, where))
     if driver is None:
         return _report(found)
     state = found.attempt("attempt", lambda: _attempted(driver, step, batch))
     found.attempt("values", lambda: _values("the attempt", driver.compute("epoch")()))
     if state is not None:
-        found.attempt("validation", lambda: _validated(step, data, batch, reducers, state))
+        found.attempt("validation", lambda: _validated(step, data, batch, reducers, state, where))
         found.attempt("save", lambda: _saved(state))
         found.attempt("memory", lambda: _memory(state, batch, driver))
     return _report(found)
@@ -147,12 +154,15 @@ def _reducers(step: TrainStep, metrics: Sequence[Any]) -> tuple[str, dict[str, R
     return ", ".join(reducers), reducers
 
 
-def _started(step: TrainStep, batch: Batch, reducers: Mapping[str, Reducer]) -> tuple[str, StepDriver]:
+def _started(
+    step: TrainStep, batch: Batch, reducers: Mapping[str, Reducer], placement: Placement
+) -> tuple[str, StepDriver]:
     bound = step.bind(batch)
-    state = bound.init(batch)
+    placement.learn(bound.objective)
+    state = placement.settle(bound.init(batch))
     # Those of artifacts and of the host belong to the validation.
     computed = {name: r for name, r in reducers.items() if not r.is_of_evaluation}
-    driver = StepDriver(bound, computed, SingleDevice(), DriverOptions(), reported=reported)
+    driver = StepDriver(bound, computed, placement, DriverOptions(), reported=reported)
     driver.start(state, batch)
     count = sum(int(x.size) for x in jax.tree.leaves(bound.trained(state.variables)))
     return f"traced, {count:,} trainable parameters", driver
@@ -186,11 +196,11 @@ def _values(of: str, values: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]
 
 
 def _validated(
-    step: TrainStep, data: Any, batch: Batch, reducers: Mapping[str, Reducer], state: TrainState
+    step: TrainStep, data: Any, batch: Batch, reducers: Mapping[str, Reducer], state: TrainState, placement: Placement
 ) -> tuple[str, Any]:
     has_own = isinstance(data, Dataset) and data.val is not None
     batches = as_validation(data, limit=1) if has_own else [batch]
-    values = evaluation_pass(step.evaluation(), dict(reducers), batches, SingleDevice()).run(state)
+    values = evaluation_pass(step.evaluation(), dict(reducers), batches, placement).run(state)
     return _values("one batch of val" if has_own else "the training batch, as there is no val", values)
 
 

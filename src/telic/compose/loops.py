@@ -15,15 +15,17 @@ from telic import metrics as metric_table
 from telic.artifacts import ArtifactSink
 from telic.checkpoints import Checkpoints
 from telic.compose.caching import cache_directory, compile_cache_in
+from telic.compose.describing import drawing, loop_line
 from telic.compose.fitting import Budget
 from telic.compose.metering import Reporter, as_reporter
 from telic.compose.programs import as_program, described, has_loss
+from telic.compose.recording import RunFile
 from telic.compose.rehearsal import placed
 from telic.compose.resume import Saving, as_saving
 from telic.compose.runs import Parts, Request, run_loop
 from telic.compose.validation import Validation, check_average, check_evaluated, validations_of
 from telic.contract import Objective
-from telic.data import as_validation
+from telic.data import DataPartition, as_validation
 from telic.display import Curves, MessageLog, MetricLog, Progress, Recorder
 from telic.display.figures import Confusion
 from telic.display.lines import Stream, UpdatesLog
@@ -49,6 +51,8 @@ from telic.train.step import TrainStep
 from telic.types import PyTree
 
 _EVERY_TEN = every(10)
+
+_GRADIENT_NORM = "gradient_norm"
 
 
 class Loop:
@@ -91,6 +95,8 @@ class Loop:
         self._folder: Path | None = None
         self._events: tuple[str, ...] = ()
         self._probes: dict[str, Callable[[Any], PyTree]] = {}
+        self._recorders: dict[Path, Recorder] = {}
+        self._run_files: dict[Path, RunFile] = {}
 
     # -- attaching -----------------------------------------------------------------------------------------------
 
@@ -268,21 +274,71 @@ class Loop:
         self._closers.append(shown.close)
         return self
 
-    def record(self, path: str | os.PathLike[str], *, interval: int = 50) -> "Loop":
-        """Write the metrics as JSON lines: every so many batches, and at each epoch's end with those of validation.
+    def record(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        interval: int = 50,
+        config: Mapping[str, Any] | None = None,
+        gradient_norm: bool = False,
+    ) -> "Loop":
+        """Keep a record of the run in a directory: ``run.json`` says what it is, ``metrics.jsonl`` what it measured.
+
+        ``telic report``, ``telic watch`` and ``telic board`` show it. A run from the beginning replaces it, a continued
+        one keeps its lines up to that position. Recording once more in the same place replaces how it is recorded.
 
         Args:
-          path: The file. A run from the beginning replaces it, a continued one keeps its lines up to that position.
-          interval: Batches between lines.
+          path: The run's directory; or a file whose name ends in ``.jsonl``, for the metrics alone.
+          interval: Batches between lines of metrics; each epoch's end has one too, with those of validation.
+          config: What ``run.json`` keeps as its settings: nested mappings of plain values, without secrets.
+          gradient_norm: Keep the norm of the gradient with each line. It is a probe, so the step runs once more for it.
+        Raises:
+          ValueError: The norm of the gradient is asked of a step that has none, or `config` comes with a file.
         """
-        recorder = Recorder(placed(path))
-        self._folder = placed(path).parent
+        self._check_idle()
+        place = placed(path)
+        is_file = place.suffix == ".jsonl"
+        if config is not None and is_file:
+            raise ValueError(f"config= is kept in run.json of a directory, and {place.name} is a file: give its folder")
+        if gradient_norm and not isinstance(self._program, TrainStep):
+            raise ValueError("gradient_norm=True needs a step made of an objective; a bare step has its own loop.probe")
+        recorder = Recorder(
+            place if is_file else place / "metrics.jsonl",
+            metered=not is_file,
+            probe=_GRADIENT_NORM if gradient_norm else None,
+        )
+        self._forget_record(recorder.path)
+        if gradient_norm and _GRADIENT_NORM not in self._probes:
+            self.probe(_gradient_norm, every(interval, per_epoch=True), _GRADIENT_NORM)
+        self._folder = recorder.path.parent
+        if not is_file:
+            about = RunFile(place, self._program, config)
+            self._run_files[place] = about
+            self.handle_event(ev.STARTED, about.on_start, name="record")
+            for end in (ev.COMPLETED, ev.HALTED, ev.INTERRUPTED):
+                self._attachments.append(Attachment(end, about.on_end, always, "record", late=True))
+            self._closers.append(about.close)
+        self._recorders[recorder.path] = recorder
         self.handle_event(ev.STARTED, recorder.on_start, name="record")
         self.handle_event(ev.ITERATION_COMPLETED, recorder.on_iteration, every(interval, per_epoch=True), name="record")
         self._at_epoch_end(recorder.on_epoch_end, "record")
         self._closers.append(recorder.close)
         self._flushers.append(recorder.flush)
         return self
+
+    def _forget_record(self, path: Path) -> None:
+        """Detach what records in a place already, so that two never write one file."""
+        gone: list[Any] = [self._recorders.pop(path, None)]
+        if path.name == "metrics.jsonl":
+            gone.append(self._run_files.pop(path.parent, None))
+        owners = [owner for owner in gone if owner is not None]
+
+        def stays(call: Any) -> bool:
+            return all(getattr(call, "__self__", None) is not owner for owner in owners)
+
+        self._attachments = [a for a in self._attachments if stays(a.handler)]
+        self._closers = [close for close in self._closers if stays(close)]
+        self._flushers = [flush for flush in self._flushers if stays(flush)]
 
     def track(self, tracker: Any, *, interval: int = 50, config: Mapping[str, Any] | None = None) -> "Loop":
         """Give the metrics to one or several trackers: ``train/<name>`` and ``validation/<name>`` by the update.
@@ -443,7 +499,7 @@ class Loop:
         evaluation = Validation(
             reducers=lambda: self.reducers,
             program=program,
-            batches=as_validation(data, limit=limit),
+            batches=as_validation(data, partition=DataPartition(*self._placement.partition), limit=limit),
             prefix=prefix,
             placement=self._placement,
             own=own,
@@ -694,6 +750,7 @@ class Loop:
         profile: bool | Reporter | None = None,
         compile_cache: bool | str | os.PathLike[str] | None = None,
         memory: Budget | None = None,
+        placement: Placement | None = None,
     ) -> "Loop":
         """Say how the driver runs this loop.
 
@@ -706,6 +763,8 @@ class Loop:
           compile_cache: Directory that keeps compiled programs for the next start; True for one in the user's cache
             directory. None leaves it to the environment variable ``TELIC_COMPILE_CACHE``, False keeps none.
           memory: Slice batches into the largest microbatches whose step fits; None leaves the step as it is.
+          placement: Where batches and the state live, for validations attached from here on too; None leaves it: one
+            device, or those of the trainer.
         """
         self._check_idle()
         as_reporter(profile)
@@ -717,6 +776,8 @@ class Loop:
             "compile_cache": compile_cache,
             "memory": memory,
         }
+        if placement is not None:
+            self._placement = placement
         return self
 
     def save(
@@ -753,6 +814,8 @@ class Loop:
         twin._closers = list(self._closers)
         twin._flushers = list(self._flushers)
         twin._probes = dict(self._probes)
+        twin._recorders = dict(self._recorders)
+        twin._run_files = dict(self._run_files)
         # Validation computes the metrics of its own loop, so the copy gets its own.
         twin._attachments = [
             replace(a, handler=a.handler.of(lambda: twin.reducers)) if isinstance(a.handler, Validation) else a
@@ -771,10 +834,19 @@ class Loop:
             raise TelicError("this loop is running: attach before run, or attach to loop.copy() and run that")
 
     def __repr__(self) -> str:
-        handlers: dict[str, int] = {}
-        for a in self._attachments:
-            handlers[a.event] = handlers.get(a.event, 0) + 1
-        return f"Loop(metrics={list(self._metrics)}, handlers={handlers})"
+        return loop_line(self._program, self._metrics, self._attachments)
+
+    def describe(self) -> str:
+        """Draw this loop: its events in the order a run fires them, each with its handlers and their filters.
+
+        Returns:
+          Lines to print.
+        Example:
+          >>> loop = Loop(lambda total, batch: total + batch.sum(), lambda batch: 0.0).log(10)
+          >>> print(loop.describe().splitlines()[6])
+          │  │  ├─ iteration_started
+        """
+        return drawing(self._program, self._metrics, self._probes, self._attachments, self._events)
 
     # -- running -------------------------------------------------------------------------------------------------
 
@@ -912,6 +984,7 @@ class Loop:
             flushers=tuple(self._flushers),
             closers=tuple(self._closers),
             folder=self._folder,
+            recorders=tuple(self._recorders.values()),
             profile=as_reporter(self._driver_options.get("profile")),
             memory=self._driver_options.get("memory"),
         )
@@ -928,6 +1001,10 @@ class _Delivery:
         if self.to is None or self.probe not in state.probes:
             return None
         return self.to(jax.device_get(state.probes[self.probe]), state)
+
+
+def _gradient_norm(outputs: Any) -> Any:
+    return outputs["gradient_norm"]
 
 
 def _exhausted(stream: Generator[LoopState, None, LoopState]) -> LoopState:

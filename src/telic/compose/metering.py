@@ -1,6 +1,7 @@
 """A run with a meter around its parts: what `profile=` turns on."""
 
 import json
+import logging
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
@@ -14,6 +15,7 @@ import numpy as np
 
 from telic import tree
 from telic.compose.fitting import explain
+from telic.compose.recording import memory
 from telic.compose.resume import Session
 from telic.contract import as_result
 from telic.driver import Listener, StepDriver
@@ -21,6 +23,7 @@ from telic.jsonable import as_json
 from telic.loop.engine import Attachment
 from telic.loop.ports import Meter, Source, StepProgram
 from telic.profiling import (
+    STEP_PARTS,
     Account,
     GoodputFile,
     MeteredDriver,
@@ -40,7 +43,12 @@ from telic.types import Batch
 Reporter = Callable[[Report], Any]
 """Takes the report of a run when it ends."""
 
+_log = logging.getLogger("telic.compose")
+
 _default: ContextVar[Reporter | None] = ContextVar("profile", default=None)
+
+MEASURED_FROM_SECONDS = 20.0
+"""Steps that took less are not worth the tenth of a second that measuring the device takes, unless it is asked for."""
 
 _TOKENS = ("tokens", "input_ids", "inputs", "0")
 """Names of batch leaves that hold token ids when they are whole numbers, [batch, time]."""
@@ -69,6 +77,10 @@ def as_reporter(profile: Any) -> Reporter | None:
     if not callable(profile):
         raise TypeError(f"profile is True, which prints a report, or a function that takes it, got {profile!r}")
     return profile
+
+
+def unreported(report: Report) -> None:
+    """Take a report that nobody asked for: it is in the run's directory."""
 
 
 class Unmetered:
@@ -126,7 +138,8 @@ class Metering(Unmetered):
     """One run with its time on the clock.
 
     Args:
-      reporter: Takes the report when the run ends, however it ends.
+      reporter: Takes the report when the run ends, however it ends; `unreported` where nobody asked for one, which then
+        has no utilisation for a run so short that measuring the device would be felt.
       directory: Where ``profile.json`` goes, the report once more; None writes none.
       is_saved: The run has checkpoints there and may be started more than once: ``goodput.jsonl`` goes there too.
     """
@@ -179,6 +192,13 @@ class Metering(Unmetered):
         if self._goodput is not None:
             self._goodput.write(self._before + int(self._counts[0]), kind)
 
+    def totals(self) -> dict[str, Any]:
+        """Give what the run has done so far: batches, examples, tokens, seconds by part; and its memory now."""
+        seconds = self._account.seconds
+        counts = zip(("iterations", "examples", "tokens"), map(int, self._counts), strict=True)
+        step = sum(seconds[part] for part in STEP_PARTS)
+        return {**dict(counts), "step_seconds": step, "seconds": seconds, "memory": memory()}
+
     def close(self) -> None:
         """Write what is known and hand the report over; a run that did not get to its first step has none."""
         if self._goodput is not None:
@@ -188,9 +208,12 @@ class Metering(Unmetered):
             return
         report = self._report(self._driver)
         if self._directory is not None:
-            self._directory.mkdir(parents=True, exist_ok=True)
             text = json.dumps(as_json(report.as_json()), indent=2) + "\n"
-            (self._directory / "profile.json").write_text(text, encoding="utf-8")
+            try:
+                self._directory.mkdir(parents=True, exist_ok=True)
+                (self._directory / "profile.json").write_text(text, encoding="utf-8")
+            except OSError as error:
+                _log.warning("%s/profile.json could not be written: %s", self._directory, error)
         self._driver = None
         self._reporter(report)
 
@@ -201,6 +224,9 @@ class Metering(Unmetered):
         compiled = driver.compiled
         flops = None if compiled is None else flops_of(compiled)
         peak, dtype = None, "float32"
+        is_felt = self._reporter is unreported and sum(seconds[part] for part in STEP_PARTS) < MEASURED_FROM_SECONDS
+        if is_felt:
+            flops = None
         if flops is not None and iterations:
             flops += self._repeated(driver)
             dtype = self._dtype(driver)

@@ -22,17 +22,19 @@ from telic import tree
 from telic.checkpoints import plain
 from telic.checkpoints.config import Checkpoints, check_count
 from telic.checkpoints.directory import Found, RunDirectory, Saved, versions
+from telic.checkpoints.following import FollowedDirectory
 from telic.checkpoints.leaves import Leaf, fill, named
 from telic.checkpoints.points import reach
 from telic.compose.rehearsal import Rehearsal, rehearsal
 from telic.display import Recorder
-from telic.errors import CheckpointError, DataError, Interrupted, MismatchError, Preempted
+from telic.errors import CheckpointError, DataError, Interrupted, MismatchError, Preempted, ProcessError
 from telic.loop import events as ev
 from telic.loop.engine import Attachment
 from telic.loop.events import EVENTS, Counts
 from telic.loop.filters import always, every
-from telic.loop.ports import Source, StepProgram
+from telic.loop.ports import Placement, Source, StepProgram
 from telic.loop.state import LoopState, Metrics, scalars
+from telic.placement import SingleDevice
 from telic.train.state import TrainState
 from telic.types import Batch, PyTree
 
@@ -89,19 +91,23 @@ class Session:
       saving: What the loop was told.
       flushers: Called before each save: what was noted of the run so far is written, as a continued run will not.
       say: Takes lines for the person who watches.
+      saved: The checkpoint that the run goes on from.
+      placement: Where the run's arrays lie. Of several processes the first writes; all of them read.
     """
 
     saving: Saving
     flushers: tuple[Callable[[], None], ...] = ()
     say: Callable[[str], None] = print
     saved: Saved | None = None
-    _directory: RunDirectory = field(init=False)
+    placement: Placement = field(default_factory=SingleDevice)
+    _directory: RunDirectory | FollowedDirectory = field(init=False)
     _configuration: dict[str, Any] = field(default_factory=dict[str, Any])
     _batch: Any = None
     _due: bool = False
     _latest: tuple[int, int] | None = None
     _signals: "Signals" = field(init=False)
     _rehearsal: Rehearsal | None = None
+    _asked: int = 0
     _frozen: frozenset[str] = frozenset()
     _closers: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
@@ -109,8 +115,14 @@ class Session:
         self._rehearsal = rehearsal()
         if self._rehearsal is not None:
             self.saving = replace(self.saving, config=self._rehearsal.checkpoints(self.saving.config))
-        self._directory = RunDirectory(self.saving.config)
+        if not self._leads:
+            self.say = _unsaid
+        self._directory = (RunDirectory if self._leads else FollowedDirectory)(self.saving.config)
         self._signals = Signals(self.say)
+
+    @property
+    def _leads(self) -> bool:
+        return self.placement.processes.index == 0
 
     @property
     def name(self) -> str:
@@ -140,13 +152,19 @@ class Session:
             self.say(f"{self.name}: checkpoint {name} was not taken: {why}")
         if found.strays:
             self.say(f"{self.name}: not checkpoints, left alone: {', '.join(found.strays)}")
-        if found.saved is None and self.saving.resume == "must":
+        if found.saved is None and self.saving.resume == "must" and self._leads:
             raise CheckpointError(
                 f"resume='must', and {self._directory.root} has no checkpoint; give the directory of the run, or "
                 "resume='auto'"
             )
         self.saved = found.saved
-        self._signals.install()
+        if self.placement.processes.count == 1:
+            self._signals.install()
+            return
+        # The signals of several processes are JAX's: it finds the step at which all of them end.
+        name = self.placement.processes.agree(None if found.saved is None else found.saved.name)
+        if name is not None and isinstance(self._directory, FollowedDirectory):
+            self.saved = self._directory.read(name)
 
     def close(self) -> None:
         """Wait for the save under way, give the lock back and the signals too."""
@@ -191,11 +209,29 @@ class Session:
                 counts=counts,
                 handler_state=loop["handler_state"],
                 status=loop["status"],
-                position=loop["position"],
+                position=self._own_position(loop["position"], saved),
                 accumulators=loop["accumulators"],
             )
         except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
             raise CheckpointError(f"checkpoint {saved.name} of {self.name} lacks a part: {error}") from error
+
+    def _own_position(self, position: Any, saved: Saved) -> Any:
+        """Give where this process's share of the data stands.
+
+        Raises:
+          MismatchError: The shares stood at positions of their own, and there are other shares now.
+        """
+        shares = saved.body.get("positions")
+        if shares is None:
+            return position
+        index, count = self.placement.partition
+        if len(shares) != count:
+            raise MismatchError(
+                f"the run {self.name} read {len(shares)} shares of its data, each at a position of its own, and this "
+                f"one reads {count}: continue it with {len(shares)}. Data whose position is a count of batches, such "
+                "as telic.data.columns, may be read in any number of shares"
+            )
+        return plain.load(shares[index], saved.arrays)
 
     def going_on(self, state: LoopState) -> LoopState:
         """Give a checkpoint's state as one that a run goes on from: not a second start, and its end is to come."""
@@ -299,6 +335,9 @@ class Session:
         expected = saved.body.get("next_batch")
         if expected is None or not read or not self.saving.config.check_data:
             return
+        if saved.body.get("shares", 1) != self.placement.partition[1] or not self._leads:
+            # What is compared is process 0's share.
+            return
         if plain.batch_digest(first) != expected:
             here = plain.describe(first)
             before = saved.body.get("batch")
@@ -388,6 +427,9 @@ class Session:
             is_end = state.max_steps is not None and state.steps >= state.max_steps
         if self._rehearsal is not None and self._rehearsal.ends(self._directory.root, state, closed=closed):
             self._signals.received = signal.SIGTERM
+        self._asked += 1
+        if self.placement.processes.stops(self._asked):
+            self._signals.received = signal.SIGTERM
         # The end of the run has a save of its own.
         return (self._due or self._signals.received is not None) and not is_end
 
@@ -428,16 +470,38 @@ class Session:
         score = self._score(state)
         loop = plain.dump(_taken(state), "loop", arrays)
         arrays |= named("state", state.step_state)
-        body = {
+        body: dict[str, Any] = {
             "loop": loop,
             "configuration": self._configuration,
             "batch": self._batch,
             "next_batch": None if upcoming is None else plain.batch_digest(upcoming),
         }
-        held = {name: hold(leaf) for name, leaf in arrays.items()}
+        body |= self._shares(state.position, arrays)
+        held: dict[str, Any] = {}
+        for name, leaf in arrays.items():
+            value = self.placement.near(leaf)
+            if self._leads:
+                held[name] = hold(value)
         haste = self._signals.received is not None
         self._directory.save(state.steps, body, held, score, frozen=self._frozen, in_haste=haste)
         reach("run_taken")
+
+    def _shares(self, position: Any, arrays: dict[str, Any]) -> dict[str, Any]:
+        """Give what a checkpoint says of the shares that processes read; nothing where there is one.
+
+        Raises:
+          ProcessError: They have not read the same number of batches.
+        """
+        index, count = self.placement.partition
+        beside = self.placement.processes
+        if beside.count == 1:
+            return {}
+        told = beside.exchange("positions in the data", [index, plain.dump(position, "position", arrays)])
+        shares = [next(given for share, given in told if share == i) for i in range(count)]
+        if any(given != shares[share] for share, given in told):
+            raise ProcessError(f"processes that read the same share of the data stand at other positions in it: {told}")
+        same = all(share == shares[0] for share in shares)
+        return {"shares": count} | ({} if same else {"positions": shares})
 
     def _score(self, state: LoopState) -> float | None:
         metric = self.saving.config.metric
@@ -448,6 +512,11 @@ class Session:
             values = state.history[max(state.history)]
         values = {**scalars({n: v for n, v in state.metrics.items() if n == metric}), **values}
         return values.get(metric)
+
+
+def _unsaid(line: str) -> None:
+    """Say nothing: process 0 does."""
+    del line
 
 
 def _in_saved_dtypes(like: PyTree, stored: Mapping[str, Leaf]) -> PyTree:

@@ -15,14 +15,15 @@ import jax
 
 from telic import tree
 from telic.compose.fitting import Budget, fitted
-from telic.compose.metering import Metering, Reporter, Unmetered
+from telic.compose.metering import Metering, Reporter, Unmetered, unreported
+from telic.compose.processes import check_same_start, heard, together
 from telic.compose.programs import may_read_gradients, started, with_loss
 from telic.compose.resume import Saving, Session
 from telic.compose.validation import begin
 from telic.data import as_source
 from telic.data.batches import as_stateful
-from telic.data.dataset import Dataset
-from telic.display.recorder import write_batch
+from telic.data.dataset import DataPartition, Dataset
+from telic.display.recorder import Recorder, write_batch
 from telic.driver import DriverOptions, Feeder, Listener, StepDriver
 from telic.errors import NonFiniteError
 from telic.loop import events as ev
@@ -31,7 +32,6 @@ from telic.loop.engine import Attachment, Engine, Plan
 from telic.loop.ports import Draws, Placement, Position, Source, StepProgram, View
 from telic.loop.reducers import Reducer, reported
 from telic.loop.state import LoopState
-from telic.placement import one_process
 from telic.train.evaluation import EvalStep
 from telic.train.state import TrainState
 from telic.train.step import TrainStep
@@ -55,6 +55,7 @@ class Parts:
       flushers: Write out what handlers have not yet written, before each save.
       closers: Run when the run ends, also by an error.
       folder: Directory the run writes to, when there is one.
+      recorders: Handlers that write the metrics; those of a run's directory want it on the clock.
       profile: Takes the report of where the time went; None counts nothing.
       memory: Slice batches into microbatches whose step fits; None leaves the step as it is.
     """
@@ -71,6 +72,7 @@ class Parts:
     flushers: tuple[Callable[[], None], ...]
     closers: tuple[Callable[[], None], ...]
     folder: Path | None
+    recorders: tuple[Recorder, ...] = ()
     profile: Reporter | None = None
     memory: Budget | None = None
 
@@ -104,9 +106,10 @@ class Request:
 
 def run_loop(parts: Parts, data: Any, request: Request) -> Generator[LoopState, None, LoopState]:
     """Run a loop over data."""
-    session = None if parts.saving is None else Session(parts.saving, parts.flushers)
+    session = None if parts.saving is None else Session(parts.saving, parts.flushers, placement=parts.placement)
+    parts = together(parts)
     metering = _metering(parts, session)
-    source = metering.source(as_source(data))
+    source = metering.source(as_source(data, partition=DataPartition(*parts.placement.partition)))
     closing = ExitStack()
     closing.callback(source.close)
     try:
@@ -148,10 +151,14 @@ def run_loop(parts: Parts, data: Any, request: Request) -> Generator[LoopState, 
 
 def _metering(parts: Parts, session: Session | None) -> Unmetered:
     """Give what puts a run on the clock, where somebody asked for it."""
-    if parts.profile is None:
+    recorders = [recorder for recorder in parts.recorders if recorder.metered]
+    if parts.profile is None and not recorders:
         return Unmetered()
     folder = parts.folder if session is None else session.saving.config.directory
-    return Metering(parts.profile, folder, is_saved=session is not None)
+    metering = Metering(parts.profile or unreported, folder, is_saved=session is not None)
+    for recorder in recorders:
+        recorder.totals = metering.totals
+    return metering
 
 
 def _finished(parts: Parts, session: Session, source: Source, request: Request) -> LoopState | None:
@@ -164,8 +171,11 @@ def _finished(parts: Parts, session: Session, source: Source, request: Request) 
     if not over or example is None:
         return None
     # A run that is over opens no data: its shapes are in the checkpoint.
-    program, start = started(parts.program.bind(example), example, None, source)
-    previous.step_state = session.fill(start, program)
+    program = parts.program.bind(example)
+    parts.placement.learn(getattr(program, "objective", None))
+    program, start = started(program, example, None, source)
+    start = session.fill(parts.placement.settle(start), program)
+    previous.step_state = parts.placement.settle(start)
     previous.bind_model, previous.copier = program.model, tree.copy_leaves
     return previous
 
@@ -203,16 +213,20 @@ def _begin(
     if session is not None and saved:
         session.check_batch(first, read=bool(ahead))
         example = session.example()
-        first = first if example is None else example
+        first = first if example is None else parts.placement.share(example)
         given = None
-    program = parts.program.bind(first)
+    check_same_start(parts, first, request)
+    whole = parts.placement.whole(first)
+    program = parts.program.bind(whole)
+    parts.placement.learn(getattr(program, "objective", None))
     if parts.memory is not None and isinstance(program, TrainStep):
-        program = fitted(program, first, parts.memory, cursor)
-    program, start = started(program, first, given, source)
+        program = fitted(program, whole, parts.memory, cursor)
+    program, start = started(program, whole, given, source)
+    start = parts.placement.settle(start)
     if session is not None:
         with metering.part("restore"):
-            start = session.fill(start, program) if saved else start
-        session.begin(program, start, first)
+            start = parts.placement.settle(session.fill(start, program)) if saved else start
+        session.begin(program, start, whole)
     driver = _make_driver(parts, program, request, metering)
     driver.start(start, first)
     if session is not None:
@@ -233,21 +247,26 @@ def _begin(
         parts.placement,
         driver.room,
         stacked=driver.stacked,
-        # An iterator is somebody's own: nothing of it is read that is not used.
-        threaded=source.read_ahead and leftover != "keep" and parts.fuse and request.jit,
+        # An iterator is somebody's own: nothing of it is read that is not used. How much a thread has read by the time
+        # it is asked differs between processes, and what they dispatch must be the same.
+        threaded=source.read_ahead
+        and leftover != "keep"
+        and parts.fuse
+        and request.jit
+        and parts.placement.processes.count == 1,
         epoch=cursor.epoch,
         ahead=ahead,
         meter=metering.meter,
     )
     closing.callback(feeder.close)
     return Engine(
-        plan=Plan(metering.attachments((*parts.attachments, *(() if session is None else session.attachments())))),
+        plan=Plan(metering.attachments((*heard(parts), *(() if session is None else session.attachments())))),
         driver=metering.driver(driver, program, first, cursor.total_iterations),
         source=source,
         state=cursor,
         period=program.period,
         clock=time.monotonic,
-        agree=one_process,
+        agree=parts.placement.processes.agree,
         feed=feeder,
         midway=cursor.iteration > 0 and not is_closed(cursor.counts),
         plans=getattr(program, "plans", False),

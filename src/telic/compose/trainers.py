@@ -2,11 +2,13 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
 import optax
+from jax.sharding import Mesh
 
 from telic import optimizers, tree
 from telic import precision as precisions
@@ -14,20 +16,23 @@ from telic.artifacts import ArtifactSink
 from telic.checkpoints import Checkpoints
 from telic.compose.caching import cache_directory
 from telic.compose.check import CheckReport, check_training
+from telic.compose.describing import trainer_line
 from telic.compose.fitting import Budget, fitted
 from telic.compose.loops import Loop
 from telic.compose.metering import Reporter, as_reporter
-from telic.compose.resume import as_saving
+from telic.compose.resume import Saving, as_saving
 from telic.compose.validation import Validation
 from telic.contract import Objective
-from telic.data import Dataset, as_validation
+from telic.data import DataPartition, Dataset, as_validation
 from telic.display.previews import as_previews
 from telic.driver import build_state
 from telic.errors import ContractError
 from telic.loop import events as ev
 from telic.loop.filters import always, every
+from telic.loop.ports import Placement
 from telic.loop.state import LoopState
-from telic.placement import SingleDevice
+from telic.placement import placement_for
+from telic.shard import Layout, MeshSpec
 from telic.trackers import as_group
 from telic.train.state import TrainState
 from telic.train.step import TrainStep
@@ -57,6 +62,8 @@ class Trainer:
       profile: True prints, when a run ends, where its time went and what a step costs; a function takes that report.
       compile_cache: Directory that keeps compiled programs for the next start; True for one in the user's cache
         directory. None leaves it to the environment variable ``TELIC_COMPILE_CACHE``, False keeps none.
+      mesh: Devices to train on: a `MeshSpec`, or a mesh with its axes. None takes JAX's default device.
+      layout: Where on the mesh the parts of the state lie; None splits the largest dimension of each over `fsdp`.
     """
 
     def __init__(
@@ -78,6 +85,8 @@ class Trainer:
         memory_limit_bytes: int | None = None,
         profile: bool | Reporter | None = None,
         compile_cache: bool | str | os.PathLike[str] | None = None,
+        mesh: MeshSpec | Mesh | None = None,
+        layout: Layout | None = None,
     ):
         if not isinstance(objective, Objective):  # pyright: ignore[reportUnnecessaryIsInstance] users' input
             raise TypeError(
@@ -125,6 +134,26 @@ class Trainer:
         self.profile = profile
         cache_directory(compile_cache)
         self.compile_cache = compile_cache
+        if mesh is not None and not isinstance(mesh, MeshSpec | Mesh):  # pyright: ignore[reportUnnecessaryIsInstance] users' input
+            raise TypeError(f"mesh takes telic.MeshSpec(data=-1, fsdp=...) or a jax.sharding.Mesh, got {mesh!r}")
+        if layout is not None and not isinstance(layout, Layout):  # pyright: ignore[reportUnnecessaryIsInstance] users' input
+            raise TypeError(f"layout takes telic.Layout({{'params/**': (...)}}), got {layout!r}")
+        if layout is not None and mesh is None:
+            raise ValueError("layout= says where on a mesh the state lies: give mesh=telic.MeshSpec(...) too")
+        self.mesh = mesh
+        self.layout = layout
+
+    def __repr__(self) -> str:
+        options: dict[str, tuple[Any, Any]] = {
+            "accumulate": (self.accumulate, 1),
+            "microbatch": (self.microbatch, None),
+            "trainable": (self.trainable, None),
+            "precision": (self.precision, precisions.policy(None)),
+            "nonfinite": (self.nonfinite, "reject"),
+            "max_rejected": (self.max_rejected, 20),
+            "checkpoints": (None if self.checkpoints is None else str(self.checkpoints.directory), None),
+        }
+        return trainer_line(self.objective, self.key, options)
 
     # -- state and step ------------------------------------------------------------------------------------------
 
@@ -171,18 +200,29 @@ class Trainer:
             self.objective.initializer if initializer is None else initializer, self.key if key is None else key
         )
 
-    def place(self, example: Batch | None = None) -> TrainState:
-        """Build the state under jit, held arrays passed as arguments.
+    def place(self, example: Batch | None = None, *, consume: bool = False) -> TrainState:
+        """Build the state under jit, where it will lie, held arrays passed as arguments.
 
         Args:
           example: A batch whose shapes the objective learns; not needed when it knows them.
+          consume: Give the arrays that the objective holds away, so that none of them is there twice: they cannot be
+            used again, and neither can the objective to begin anew.
         """
-        objective = self.objective if example is None else self.objective.bind(example)
-        state = self._placed(objective.initializer, self.key)
-        return state if example is None else self._step().open(state, example)
+        whole = None if example is None else self._placement.whole(example)
+        objective = self.objective if whole is None else self.objective.bind(whole)
+        self._placement.learn(objective)
+        state = self._placed(objective.initializer, self.key, consume=consume)
+        return state if whole is None else self._placement.settle(self._step().open(state, whole))
 
-    def _placed(self, initializer: Any, key: Key) -> TrainState:
-        return build_state(self.initial_state, initializer, key)
+    @cached_property
+    def _placement(self) -> Placement:
+        """Where this trainer's batches and states live; its devices are looked for when they are needed."""
+        return placement_for(self.mesh, self.layout)
+
+    def _placed(self, initializer: Any, key: Key, consume: bool = False) -> TrainState:
+        held = self._placement.scatter(initializer)
+        given_away = (0,) if consume else ()
+        return build_state(self.initial_state, held, key, shardings=self._placement.shardings, consume=given_away)
 
     # -- running -------------------------------------------------------------------------------------------------
 
@@ -201,6 +241,7 @@ class Trainer:
         resume: Literal["auto", "never", "must"] = "auto",
         tracker: Any = None,
         track_every: int = 50,
+        record: bool | str | os.PathLike[str] | None = None,
     ) -> Loop:
         """Give a loop over this trainer's step.
 
@@ -218,6 +259,10 @@ class Trainer:
             those there are aside.
           tracker: As for the trainer, whose choice holds where this is None.
           track_every: Updates between the values that trackers get.
+          record: Directory that keeps a record of the run, as `Loop.record` writes it; True for that of its
+            checkpoints. None keeps one where there are checkpoints, False none.
+        Raises:
+          ValueError: The record is to go to the directory of checkpoints, and there are none.
         """
         saving = as_saving(self.checkpoints if checkpoints is None else checkpoints, checkpoint_every, resume)
         made = Loop(self._step()).drive(
@@ -226,6 +271,7 @@ class Trainer:
             profile=self.profile if profile is None else profile,
             compile_cache=self.compile_cache if compile_cache is None else compile_cache,
             memory=self.memory,
+            placement=self._placement,
         )
         for metric in metrics:
             made.metric(metric)
@@ -238,7 +284,8 @@ class Trainer:
         made.track(self.tracker if tracker is None else tracker, interval=track_every)
         if saving is not None:
             made.save(saving.config, resume=saving.resume)
-        return made
+        place = _record_place(record, saving)
+        return made if place is None else made.record(place, interval=log or track_every)
 
     def fit(
         self,
@@ -256,6 +303,7 @@ class Trainer:
         validation: Any = None,
         averaged: bool = False,
         preview: bool | str | os.PathLike[str] | ArtifactSink = False,
+        record: bool | str | os.PathLike[str] | None = None,
     ) -> TrainState:
         """Train and give the final state.
 
@@ -276,25 +324,24 @@ class Trainer:
             ``validation_<name>_<metric>``; by default the Dataset's `val`.
           averaged: Evaluate the averaged weights.
           preview: Where the objective's preview goes at each evaluation, as for `Loop.validate`.
+          record: Directory that keeps a record of the run, as for `loop`; None keeps one where there are checkpoints.
         Raises:
           ValueError: There is something to evaluate and no eval_every, or the reverse.
         """
-        suites = _suites(data, validation, eval_every, averaged=averaged, preview=preview)
-        if isinstance(log_every, bool) or not isinstance(log_every, int) or log_every < 0:  # pyright: ignore[reportUnnecessaryIsInstance] users' input
-            raise ValueError(f"log_every is the number of updates between lines, 0 for none, got {log_every!r}")
-        made = self.loop(
-            log=0,
+        made = fitting_loop(
+            self,
+            data,
+            log_every=log_every,
+            eval_every=eval_every,
             metrics=metrics,
             checkpoint_every=checkpoint_every,
             resume=resume,
             profile=profile,
-            track_every=log_every or 50,
+            validation=validation,
+            averaged=averaged,
+            preview=preview,
+            record=record,
         )
-        for name, held_out in suites.items():
-            event, chosen = _cadence(eval_every)
-            made.validate(held_out, event=event, filter=chosen, name=name, averaged=averaged, preview=preview)
-        if log_every:
-            made.log(log_every * self.accumulate).log_updates()
         final: LoopState = made.run(data, steps=steps, epochs=epochs, state=state)
         return final.step_state
 
@@ -334,9 +381,9 @@ class Trainer:
         evaluation = Validation(
             reducers=lambda: loop.reducers,
             program=program,
-            batches=as_validation(data, limit=limit),
+            batches=as_validation(data, partition=DataPartition(*self._placement.partition), limit=limit),
             prefix="",
-            placement=SingleDevice(),
+            placement=self._placement,
             sink=as_previews(preview),
         )
         evaluation.check()
@@ -355,7 +402,60 @@ class Trainer:
         Returns:
           The report as text; `ok` says whether all is well, `failures` has the lines that say what is not.
         """
-        return check_training(self._step(), data, metrics=metrics, memory=self.memory)
+        return check_training(self._step(), data, metrics=metrics, memory=self.memory, placement=self._placement)
+
+
+def _record_place(record: Any, saving: Saving | None) -> Path | None:
+    """Give the directory that keeps a run's record; None for a run that keeps none."""
+    if record is None or record is True:
+        if saving is None and record:
+            raise ValueError(
+                "record=True keeps the record beside the checkpoints, and there are none: give a directory"
+            )
+        return None if saving is None else Path(saving.config.directory)
+    return None if record is False else Path(record)
+
+
+def fitting_loop(
+    trainer: Trainer,
+    data: Any,
+    *,
+    log_every: int = 50,
+    eval_every: int | Literal["epoch"] | None = None,
+    metrics: Sequence[Any] = (),
+    checkpoint_every: int | None = None,
+    resume: Literal["auto", "never", "must"] = "auto",
+    profile: bool | Reporter | None = None,
+    validation: Any = None,
+    averaged: bool = False,
+    preview: bool | str | os.PathLike[str] | ArtifactSink = False,
+    record: bool | str | os.PathLike[str] | None = None,
+    checkpoints: Checkpoints | None = None,
+) -> Loop:
+    """Give the loop that `Trainer.fit` runs; `checkpoints` as for `Trainer.loop`, all else as for `fit`."""
+    suites = _suites(data, validation, eval_every, averaged=averaged, preview=preview)
+    if isinstance(log_every, bool) or not isinstance(log_every, int) or log_every < 0:  # pyright: ignore[reportUnnecessaryIsInstance] users' input
+        raise ValueError(f"log_every is the number of updates between lines, 0 for none, got {log_every!r}")
+    made = trainer.loop(
+        log=0,
+        metrics=metrics,
+        checkpoints=checkpoints,
+        checkpoint_every=checkpoint_every,
+        resume=resume,
+        profile=profile,
+        track_every=log_every or 50,
+        record=False,
+    )
+    for name, held_out in suites.items():
+        event, chosen = _cadence(eval_every)
+        made.validate(held_out, event=event, filter=chosen, name=name, averaged=averaged, preview=preview)
+    if log_every:
+        made.log(log_every * trainer.accumulate).log_updates()
+    saving = as_saving(trainer.checkpoints if checkpoints is None else checkpoints, checkpoint_every, resume)
+    place = _record_place(record, saving)
+    if place is not None:
+        made.record(place, interval=(log_every or 50) * trainer.accumulate)
+    return made
 
 
 def _suites(data: Any, validation: Any, eval_every: Any, *, averaged: bool, preview: Any) -> dict[str | None, Any]:

@@ -11,7 +11,7 @@ from telic.contract import Objective, has_evaluation, has_preview
 from telic.display.figures import Confusion
 from telic.display.plots import Plot
 from telic.display.previews import PreviewFolder, Previews
-from telic.driver import DriverOptions, StepDriver
+from telic.driver import DriverOptions, Gathering, StepDriver
 from telic.errors import ContractError, closest
 from telic.evaluate import EvaluationPass, Preview
 from telic.handlers import Checkpoint, Monitor
@@ -20,7 +20,6 @@ from telic.loop.ports import Placement, StepProgram
 from telic.loop.reducers import Reducer, reported
 from telic.loop.state import REJECTED, LoopState
 from telic.metrics.base import is_host
-from telic.placement import one_process
 from telic.train.evaluation import EvalStep
 from telic.train.step import TrainStep
 
@@ -278,8 +277,9 @@ def evaluation_pass(
 ) -> EvaluationPass:
     """Give an evaluation of a data set; each batch shape of it is one program."""
 
-    def make_driver(bound: StepProgram, computed: Mapping[str, Reducer]) -> StepDriver:
-        return StepDriver(bound, computed, placement, DriverOptions(strict=False), carries=False, reported=reported)
+    def make_driver(bound: StepProgram, computed: Mapping[str, Reducer]) -> Gathering:
+        options = DriverOptions(strict=False)
+        return Gathering(StepDriver(bound, computed, placement, options, carries=False, reported=reported))
 
     return EvaluationPass(
         program,
@@ -287,7 +287,7 @@ def evaluation_pass(
         reducers,
         make_driver,
         placement=placement,
-        agree=one_process,
+        agree=placement.processes.agree,
         preview=preview,
         what=what,
     )

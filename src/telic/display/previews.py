@@ -68,23 +68,25 @@ class PreviewFolder:
             raise ValueError("this PreviewFolder has no directory: PreviewFolder('runs/first/previews')")
         folder = Path(self.folder)
         folder.mkdir(parents=True, exist_ok=True)
-        stem = folder / f"{name}_{step:06d}"
+        # A name may have dots, and a slash of a set's name leads nowhere else.
+        stem = f"{name.replace('/', '_').replace(os.sep, '_')}_{step:06d}"
+        picture, page, data = (folder / f"{stem}.{kind}" for kind in ("png", "txt", "json"))
         match value:
             case ImageGrid():
-                save_figure(draw_images(value, captions=captions_of(value, self.decode)), stem.with_suffix(".png"))
+                save_figure(draw_images(value, captions=captions_of(value, self.decode)), picture)
             case TextSamples():
                 samples = texts_of(value, self.decode)
-                write_text(stem.with_suffix(".json"), json.dumps(samples, indent=1, ensure_ascii=False) + "\n")
-                write_text(stem.with_suffix(".txt"), _page(samples))
+                write_text(data, json.dumps(samples, indent=1, ensure_ascii=False) + "\n")
+                write_text(page, _page(samples))
             case Representations():
-                save_figure(draw_features(value), stem.with_suffix(".png"))
+                save_figure(draw_features(value), picture)
             case Scalars():
-                _write_json(stem, {name: _number(x) for name, x in value.values.items()})
+                _write_json(data, {name: _number(x) for name, x in value.values.items()})
             case _ if dataclasses.is_dataclass(value):
                 fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-                _write_json(stem, {n: x for n, x in fields.items() if x is not None and not callable(x)})
+                _write_json(data, {n: x for n, x in fields.items() if x is not None and not callable(x)})
             case _:
-                _write_json(stem, value)
+                _write_json(data, value)
 
 
 @dataclass(frozen=True)
@@ -138,8 +140,8 @@ def _number(value: Any) -> Any:
     return float(value.measured()) if isinstance(value, Mean) else value
 
 
-def _write_json(stem: Path, value: Any) -> None:
-    write_text(stem.with_suffix(".json"), json.dumps(as_json(value), indent=1, allow_nan=False) + "\n")
+def _write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(as_json(value), indent=1, allow_nan=False) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -4,6 +4,7 @@ The only place that jits training and evaluation.
 """
 
 from telic.driver.feeding import Feeder
+from telic.driver.gathering import Gathering
 from telic.driver.stepping import (
     DriverOptions,
     Listener,
@@ -13,4 +14,13 @@ from telic.driver.stepping import (
 )
 from telic.driver.tracing import check_constants
 
-__all__ = ["DriverOptions", "Feeder", "Listener", "StepDriver", "build_state", "check_constants", "compile_step"]
+__all__ = [
+    "DriverOptions",
+    "Feeder",
+    "Gathering",
+    "Listener",
+    "StepDriver",
+    "build_state",
+    "check_constants",
+    "compile_step",
+]

@@ -92,7 +92,7 @@ class Slab:
                 parts = [
                     _stack(r, self.room) if m is None else m for m, r in zip(self._memory, self._rows, strict=True)
                 ]
-                self._placed = placement.put(self._structure.unflatten(parts), fresh=True)
+                self._placed = placement.put(self._structure.unflatten(parts), fresh=True, stacked=True)
             else:
                 self._placed = [placement.put(self.row(i), fresh=True) for i in range(self.count)]
         return self._placed

@@ -7,7 +7,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,6 +18,7 @@ from telic import tree
 from telic.contract import Result, as_result
 from telic.driver.carrying import Packing, Parts
 from telic.driver.kept import Recent
+from telic.driver.pacing import Pace
 from telic.driver.reading import Reading
 from telic.driver.shapes import Signature, check_admissible, differences, signature_of
 from telic.driver.slabs import Run, slab_of
@@ -33,12 +33,6 @@ GROUP_BYTES = 4 * 2**20
 
 MAX_WIDTH = 128
 """Iterations of one dispatch, at most."""
-
-GROUP_SECONDS = 0.05
-"""A dispatch is kept about this short, so that a handler, a signal or an error is never far."""
-
-_IN_FLIGHT = 3
-"""Dispatches that may wait for the device before the host waits for the first of them: bounds memory."""
 
 _REGION_ANALYSIS = "xla_cpu_copy_insertion_use_region_analysis"
 """XLA option that saves the copies which keeping old state beside new costs inside a loop, on the CPU."""
@@ -78,9 +72,24 @@ class DriverOptions:
     meter: Meter | None = None
 
 
-def build_state(build: Callable[..., PyTree], *arguments: Any) -> PyTree:
-    """Build a state in one compiled program, its arguments (held arrays among them) passed as data."""
-    return jax.jit(build)(*arguments)
+def build_state(
+    build: Callable[..., PyTree],
+    *arguments: Any,
+    shardings: Callable[[PyTree], PyTree] | None = None,
+    consume: tuple[int, ...] = (),
+) -> PyTree:
+    """Build a state in one compiled program, its arguments (held arrays among them) passed as data.
+
+    Args:
+      build: Builds it.
+      arguments: What it takes.
+      shardings: Gives where each leaf of the state is to lie, from its shapes; None leaves it to XLA.
+      consume: Numbers of the arguments that are given away.
+    """
+    where = None if shardings is None else shardings(jax.eval_shape(build, *arguments))
+    if where is None:
+        return jax.jit(build, donate_argnums=consume)(*arguments)
+    return jax.jit(build, out_shardings=where, donate_argnums=consume)(*arguments)
 
 
 def compile_step(program: StepProgram, state: PyTree, batch: Batch) -> Any:
@@ -139,9 +148,7 @@ class StepDriver:
         self._since_check = 0
         self._room = 1
         self._loops = False
-        self._pace: float | None = None
-        self._dispatched = 0.0
-        self._in_flight: deque[Any] = deque()
+        self._pace = Pace(options.meter)
         self._numbers: dict[int, Any] = {}
         self._step: Callable[..., Any] = self._body
         self._flush: Callable[..., Any] = self._flushed
@@ -172,7 +179,7 @@ class StepDriver:
                 check_same(self._state, value, "a handler's step_state")
             if self._recent is not None:
                 self._recent.replaced(self._state, value)
-            value = owned(value, self._state)
+            value = self._placement.settle(owned(value, self._state))
         self._state = value
 
     @property
@@ -193,7 +200,7 @@ class StepDriver:
         """
         # The run's own shape, also where a run that goes on begins with its smaller last batch.
         self._first = signature_of(batch)
-        shapes = tree.shape_structs(self._canonical(batch))
+        shapes = tree.shape_structs(self._canonical(self._placement.whole(batch)))
         traced, result = self._trace(step_state, shapes)
         if self._carries:
             settled = settle(step_state, result.state)
@@ -206,7 +213,7 @@ class StepDriver:
         for name, probe in self._probes.items():
             _check_probe(name, probe, result)
         self._empty = {name: r.init(result, shapes) for name, r in self._reducers.items()}
-        self._accumulators = {"index": jnp.zeros((), jnp.int32)}
+        self._accumulators = {"index": self._placement.spread(jnp.zeros((), jnp.int32))}
         for scope in self._scopes:
             self.reset(scope)
         if accumulators is not None:
@@ -216,7 +223,8 @@ class StepDriver:
         self._parts = Parts(step_state, self._unwritten)
         # Where nothing is checked, no batch is asked for again.
         watches = self._carries and jax.eval_shape(self._program.health, step_state) is not None
-        if watches and isinstance(self._program, CountsAttempts):
+        # Of several processes each has a share, and the rows of an attempt may be in none of them.
+        if watches and isinstance(self._program, CountsAttempts) and self._placement.processes.count == 1:
             self._recent = Recent(self._program)
         if self._options.jit:
             self._choose_program(traced, shapes)
@@ -237,23 +245,38 @@ class StepDriver:
         """
         check_constants(traced, self._program)
         convolves = jax.default_backend() == "cpu" and uses_convolution(traced)
-        self._loops = self._carries and not convolves
+        self._loops = not convolves
+        if self._loops and self._placement.processes.count > 1:
+            # What several processes dispatch must be the same.
+            self._pace.agree = self._placement.processes.agree
         size = sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
         self._room = max(1, min(MAX_WIDTH, GROUP_BYTES // max(1, size)))
-        if not self._loops:
-            options = self._compile_options(loops=False)
-            self._step = jax.jit(self._body, donate_argnums=(0, 1), compiler_options=options)
-            return
-        self._step = jax.jit(self._group, donate_argnums=(0, 1), compiler_options=self._compile_options(loops=True))
+        options: dict[str, Any] = {"compiler_options": self._compile_options(loops=self._loops)}
+        where = self._pinned()
+        if where is not None:
+            options["out_shardings"] = where
+        self._step = jax.jit(self._group if self._loops else self._body, donate_argnums=(0, 1), **options)
+
+    def _pinned(self) -> Any:
+        """Pin what the programs of a run give: the state where it lies, the rest everywhere. None on one device.
+
+        Otherwise XLA would choose, and a state that comes back elsewhere is another program's.
+        """
+        everywhere = self._placement.pins(0)
+        if everywhere is None:
+            return None
+        moving, _ = self._parts.split(self._state)
+        self._flush = jax.jit(
+            self._flushed, donate_argnums=0, out_shardings=(self._placement.pins(self._state), everywhere)
+        )
+        return (self._placement.pins(moving), everywhere, everywhere, everywhere)
 
     @property
     def width(self) -> int:
         """Iterations the next dispatch may run, at most."""
         if not self._loops or not self._options.fuse:
             return 1
-        if self._pace is None:
-            return 1
-        return max(1, min(self._room, int(GROUP_SECONDS / max(self._pace, 1e-9))))
+        return self._pace.width(self._room, self._program.period)
 
     @property
     def stacked(self) -> bool:
@@ -267,7 +290,7 @@ class StepDriver:
     def restart(self, step_state: PyTree) -> None:
         """Start over with another state of the same shapes: accumulators are emptied, programs are kept."""
         self._state = step_state
-        self._accumulators["index"] = jnp.zeros((), jnp.int32)
+        self._accumulators["index"] = self._placement.spread(jnp.zeros((), jnp.int32))
         for scope in self._scopes:
             self.reset(scope)
 
@@ -292,47 +315,25 @@ class StepDriver:
         self._generation += 1
         if self._recent is not None:
             self._recent.add(self._generation, batches, self._state)
+        began = time.perf_counter()
         moving, self._accumulators, health, slab.ticket = self._step(*arguments)
         self._state = self._parts.join(moving, self._state)
         if health is not None:
             self._health.append((self._generation, health))
             self._since_check += count
         if self._loops or self._options.meter is not None:
-            self._keep_pace(slab.ticket, count, is_new)
+            if is_new:
+                self._pace.started(slab.ticket)
+            else:
+                self._pace.follow(slab.ticket, count, began)
         if self._recent is None:
             batches.release()
 
     def _number(self, number: int) -> Any:
         """Give a number of batches as an array on the device: put there once, explicitly."""
         if number not in self._numbers:
-            self._numbers[number] = jax.device_put(np.int32(number))
+            self._numbers[number] = self._placement.put(np.int32(number), fresh=True)
         return self._numbers[number]
-
-    def _keep_pace(self, ticket: Any, count: int, is_new: bool) -> None:
-        """Wait for a dispatch some way back, and measure how long an iteration takes in the steady state.
-
-        The measure chooses only how many iterations the next dispatch runs, which does not change bits. The first
-        dispatch after the compilation is waited for, so that a slow step is known to be slow before it is grouped.
-        """
-        if is_new:
-            self._wait(ticket)
-            self._dispatched = time.perf_counter()
-            return
-        self._in_flight.append(ticket)
-        if self._pace is not None and len(self._in_flight) <= _IN_FLIGHT:
-            self._dispatched = time.perf_counter()
-            return
-        self._wait(self._in_flight.popleft())
-        now = time.perf_counter()
-        seconds = (now - self._dispatched) / count
-        self._pace = seconds if self._pace is None else 0.7 * self._pace + 0.3 * seconds
-        self._dispatched = now
-
-    def _wait(self, ticket: Any) -> None:
-        """Wait for the device until a dispatch is done."""
-        meter = self._options.meter
-        with nullcontext() if meter is None else meter.part("device"):
-            jax.block_until_ready(ticket)
 
     @property
     def compiled(self) -> Any:
@@ -421,12 +422,12 @@ class StepDriver:
             if [(jnp.shape(x), x.dtype) for x in saved[name]] != shapes:
                 raise ContractError(f"the metric {name!r} was saved with other shapes than it has now: {remedy}")
             made[name] = jax.tree.unflatten(structure, [jnp.array(x, copy=True) for x in saved[name]])
-        self._accumulators[scope] = made
+        self._accumulators[scope] = self._placement.spread(made)
 
     def reset(self, scope: str) -> None:
         """Empty a scope's accumulators; what was shown of them and not read is past."""
         self._generation += 1
-        self._accumulators[scope] = tree.copy_leaves(self._empty)
+        self._accumulators[scope] = self._placement.spread(tree.copy_leaves(self._empty))
 
     def check(self, *, wait: bool) -> None:
         """Raise when the step's health says that the run must end.
@@ -438,7 +439,7 @@ class StepDriver:
             return
         self._since_check = 0
         # Where dispatches are waited for, all but the newest few are done.
-        behind = 0 if wait else _IN_FLIGHT if self._loops else _HEALTH_EVERY - 1
+        behind = 0 if wait else self._pace.ahead if self._loops else _HEALTH_EVERY - 1
         generation, latest = self._health[max(0, len(self._health) - 1 - behind)]
         try:
             self._program.check_health(jax.device_get(latest), self._state)
@@ -519,7 +520,7 @@ class StepDriver:
 
     def read(self, scope: str) -> dict[str, Any]:
         """Start computing a scope's metrics and give them as device values."""
-        return self._compute(self._accumulators[scope])
+        return self._compute(self._placement.local(self._accumulators[scope]))
 
     def _canonical(self, batch: Batch) -> Batch:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), jnp.asarray(x).dtype), batch)

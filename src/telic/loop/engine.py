@@ -466,15 +466,15 @@ class Engine:
             epoch_count=state.counts.epoch[event],
             is_last=is_last,
             state=state,
-            seconds=self.agree(self.clock()),
+            seconds=self.clock() if all(a.filter.is_static for a in handlers) else self.agree(self.clock()),
             event=event,
         )
-        status = CONTINUE
+        status, fired = CONTINUE, False
         before = state.step_state = self.driver.step_state
         for attachment in handlers:
             if attachment.filter.fires(firing):
                 began = self.clock() if self.debug else 0.0
-                answer = self._call(attachment)
+                answer, fired = self._call(attachment), True
                 status = max(status, answer)
                 if self.debug:
                     self._tell(firing, attachment.name, answer, self.clock() - began)
@@ -482,7 +482,8 @@ class Engine:
             _log.info("%s #%d at epoch %d, iteration %d", event, firing.count, state.epoch, state.iteration)
         if state.step_state is not before:
             self._hand_over(event, handlers)
-        return self.agree(status)
+        # One process alone may be interrupted, and has nobody to agree with.
+        return Status(self.agree(int(status))) if fired and event != ev.INTERRUPTED else status
 
     def _hand_over(self, event: str, handlers: Sequence[Attachment]) -> None:
         """Give the driver the step state that a handler put in place of its own."""

@@ -94,6 +94,9 @@ def as_filter(value: Any) -> Filter:
 
 @dataclass(frozen=True)
 class _Always(Filter):
+    def __repr__(self) -> str:
+        return "always"
+
     def fires(self, firing: Firing) -> bool:
         return True
 
@@ -103,6 +106,9 @@ class _Always(Filter):
 
 @dataclass(frozen=True)
 class _AtHand(Filter):
+    def __repr__(self) -> str:
+        return "at_hand"
+
     def fires(self, firing: Firing) -> bool:
         return True
 
@@ -116,6 +122,9 @@ class _AtHand(Filter):
 
 @dataclass(frozen=True)
 class _Last(Filter):
+    def __repr__(self) -> str:
+        return "last"
+
     def fires(self, firing: Firing) -> bool:
         return firing.is_last
 
@@ -134,6 +143,9 @@ class _Every(Filter):
     first: bool = False
     per_epoch: bool = False
 
+    def __repr__(self) -> str:
+        return f"every({self.n}{', first=True' if self.first else ''}{_per_epoch(self)})"
+
     def fires(self, firing: Firing) -> bool:
         count = firing.epoch_count if self.per_epoch else firing.count
         return (count - 1 if self.first else count) % self.n == 0
@@ -150,6 +162,13 @@ class _Range(Filter):
     low: int
     high: int | None
     per_epoch: bool = False
+
+    def __repr__(self) -> str:
+        if self.high is None:
+            return f"after({self.low - 1}{_per_epoch(self)})"
+        if self.low == self.high:
+            return "first" if self.low == 1 and not self.per_epoch else f"once({self.low}{_per_epoch(self)})"
+        return f"before({self.high + 1}{_per_epoch(self)})"
 
     def fires(self, firing: Firing) -> bool:
         count = firing.epoch_count if self.per_epoch else firing.count
@@ -168,6 +187,9 @@ class _EverySeconds(Filter):
     seconds: float
     # When it last fired, by event. On the host: a run that resumes starts its clock anew.
     fired: dict[str, float] = field(default_factory=dict[str, float], repr=False)
+
+    def __repr__(self) -> str:
+        return f"every_seconds({self.seconds:g})"
 
     def fires(self, firing: Firing) -> bool:
         since = self.fired.setdefault(firing.event, firing.seconds)
@@ -190,6 +212,9 @@ class _EverySeconds(Filter):
 @dataclass(frozen=True, eq=False)
 class _When(Filter):
     fn: Callable[["LoopState"], Any]
+
+    def __repr__(self) -> str:
+        return f"when({getattr(self.fn, '__qualname__', self.fn)})"
 
     def fires(self, firing: Firing) -> bool:
         return bool(self.fn(firing.state))
@@ -221,6 +246,9 @@ class _Pair(Filter):
 
 @dataclass(frozen=True)
 class _Both(_Pair):
+    def __repr__(self) -> str:
+        return f"({self.left!r} & {self.right!r})"
+
     def fires(self, firing: Firing) -> bool:
         # Both sides are asked, so that a clock on one side is read whatever the other says.
         left, right = self.left.fires(firing), self.right.fires(firing)
@@ -243,6 +271,9 @@ class _Both(_Pair):
 
 @dataclass(frozen=True)
 class _Either(_Pair):
+    def __repr__(self) -> str:
+        return f"({self.left!r} | {self.right!r})"
+
     def fires(self, firing: Firing) -> bool:
         left, right = self.left.fires(firing), self.right.fires(firing)
         return left or right
@@ -255,6 +286,9 @@ class _Either(_Pair):
 @dataclass(frozen=True)
 class _Not(Filter):
     inner: Filter
+
+    def __repr__(self) -> str:
+        return f"~{self.inner!r}"
 
     def fires(self, firing: Firing) -> bool:
         return not self.inner.fires(firing)
@@ -272,6 +306,10 @@ class _Not(Filter):
 
     def fresh(self) -> Filter:
         return _Not(self.inner.fresh())
+
+
+def _per_epoch(of: "_Every | _Range") -> str:
+    return ", per_epoch=True" if of.per_epoch else ""
 
 
 def _positive(name: str, n: Any) -> int:

@@ -3,7 +3,7 @@
 The loop knows when things happen; whatever does them stands behind one of these protocols.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -214,11 +214,91 @@ class CountsAttempts(Protocol):
         ...
 
 
+class Processes(Protocol):
+    """The processes of a run, and plain values told among them."""
+
+    @property
+    def index(self) -> int:
+        """This process, from 0."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """Number of processes."""
+        ...
+
+    def agree(self, value: Any) -> Any:
+        """Give process 0's value."""
+        ...
+
+    def exchange(self, what: str, value: Any) -> list[Any]:
+        """Give every process's value, in their order; all call it, in the same order."""
+        ...
+
+    def stops(self, count: int) -> bool:
+        """Say whether a process was told to end, the same in all of them; `count` is how often it was asked."""
+        ...
+
+
 class Placement(Protocol):
     """Where batches and states live."""
 
-    def put(self, batch: Batch, *, fresh: bool) -> Batch:
-        """Place a host batch on the devices; copies it first unless it is fresh."""
+    @property
+    def processes(self) -> Processes:
+        """The processes that hold the devices."""
+        ...
+
+    @property
+    def partition(self) -> tuple[int, int]:
+        """Which share of each batch this process reads, of how many: (index, count)."""
+        ...
+
+    def learn(self, objective: Any) -> None:
+        """Take note of the objective of a run, bound to its shapes: its model may name dimensions."""
+        ...
+
+    def put(self, batch: Batch, *, fresh: bool, stacked: bool = False) -> Batch:
+        """Place a host batch on the devices; copies it first unless it is fresh. `stacked`: several, one by one."""
+        ...
+
+    def whole(self, batch: Batch) -> Batch:
+        """Give a batch of the shapes over all processes for this process's share; its values do not matter."""
+        ...
+
+    def share(self, batch: Batch) -> Batch:
+        """Give a batch of this process's shapes for one of all processes; its values do not matter."""
+        ...
+
+    def joined(self, batches: Iterable[Any]) -> Iterable[Any]:
+        """Give validation batches, as many in every process, with the rows that do not divide over the devices."""
+        ...
+
+    def settle(self, state: PyTree) -> PyTree:
+        """Give a state with every leaf where it belongs; what lies there already is not copied."""
+        ...
+
+    def spread(self, values: PyTree) -> PyTree:
+        """Give values that every process has whole on every device."""
+        ...
+
+    def scatter(self, values: PyTree) -> PyTree:
+        """Give arrays that an objective holds where a state can be built of them, in parts where they are large."""
+        ...
+
+    def local(self, values: PyTree) -> PyTree:
+        """Give values that are whole on every device as they are on one of this process."""
+        ...
+
+    def near(self, value: Any) -> Any:
+        """Give an array of which this process has every value; all processes call it, in the same order."""
+        ...
+
+    def shardings(self, shapes: PyTree) -> PyTree | None:
+        """Give where the leaves of a state belong; None leaves it to XLA."""
+        ...
+
+    def pins(self, values: PyTree) -> PyTree | None:
+        """Give where values lie, for a program that is to leave them there; None leaves it to XLA."""
         ...
 
     def gather(self, values: PyTree) -> PyTree:
@@ -289,6 +369,7 @@ class State(Protocol):
     times: dict[int, float]
     handler_state: dict[str, Any]
     status: str | None
+    probes: dict[str, Any]
 
     @property
     def event_counts(self) -> dict[str, int]:

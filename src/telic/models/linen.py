@@ -10,7 +10,7 @@ from flax import linen as nn
 from flax.core import DenyList, meta
 
 from telic.models.base import Call, Forward, call_of, has_changed, settled
-from telic.tree import as_plain, fold_name
+from telic.tree import as_plain, fold_name, path_name
 from telic.types import Key, Variables
 
 
@@ -36,6 +36,15 @@ class LinenModel:
         variables: dict[str, Any] = {"params": {}, **_plain(boxed)}
         grown = self._growing(variables, inputs, key)
         return {name: settled(tree) for name, tree in variables.items() if name not in grown}
+
+    def logical_axes(self, inputs: Any) -> dict[str, tuple[str | None, ...]]:
+        """Give the names of each parameter's dimensions, by leaf, where Flax's partitioning gave them some."""
+        key = jax.random.key(0)
+        boxed = jax.eval_shape(
+            lambda: self.module.init({"params": key, "dropout": key}, method=self._runner(inputs, train=True))
+        )
+        found = jax.tree_util.tree_leaves_with_path(boxed, is_leaf=lambda x: isinstance(x, meta.AxisMetadata))
+        return {path_name(path): tuple(x.names) for path, x in found if isinstance(x, meta.Partitioned)}
 
     def forward(self, variables: Variables, inputs: Any, *, train: bool, key: Key | None = None) -> Forward:
         """Run the module; any stream of random numbers it asks for works when there is a key.

@@ -16,6 +16,7 @@ from telic.contract import Aux, Objective, Step, loss_mean
 from telic.errors import ContractError, DataError, ShapeError, ShapeWarning, VariablesWarning
 from telic.mean import Mean, Terms, spread_weights
 from telic.models import Forward, adapt
+from telic.models.linen import LinenModel
 from telic.objectives.fields import Fields, supervised_fields
 from telic.types import Batch, Key, Variables
 
@@ -84,6 +85,12 @@ class ModelObjective(Objective):
         if clash:
             raise ValueError(f"frozen= names collections the model has already: {clash}; choose other names")
         return {**start, **frozen}
+
+    def logical_axes(self) -> dict[str, tuple[str | None, ...]]:
+        """Give the names that the model gives the dimensions of its parameters, by leaf; none where it gives none."""
+        if self._inputs is None or not isinstance(self.model, LinenModel):
+            return {}
+        return self.model.logical_axes(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), self._inputs))
 
     def model_of(self, variables: Variables) -> Any:
         """Give the usable model with these weights."""

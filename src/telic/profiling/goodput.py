@@ -143,7 +143,7 @@ def read_goodput(directory: str | os.PathLike[str]) -> Goodput:
     path = Path(directory) / FILE
     if not path.is_file():
         raise DataError(
-            f"{directory} has no {FILE}: runs with checkpoints write one when they are run with profile=True"
+            f"{directory} has no {FILE}: runs with checkpoints write one; with record=False only where profile=True"
         )
     starts: list[list[dict[str, Any]]] = []
     for text in path.read_text(encoding="utf-8", errors="replace").splitlines():

@@ -38,7 +38,8 @@ class Tracking:
     def on_end(self, state: State) -> None:
         """Give the whole epoch, or what the last one had when the run ended."""
         self._give_pending()
-        if state.steps > self._closed:
+        # An interruption may come between a step and its metrics: those of the moment cannot be read then.
+        if state.steps > self._closed and state.status != "interrupted":
             self._closed = state.steps
             self._trackers.log(as_scalars(dict(state.metrics)), state.steps)
 

@@ -1,11 +1,15 @@
 """What training carries from one attempt to the next."""
 
 import dataclasses
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 
 from telic import ema
 from telic.errors import TelicError
@@ -99,6 +103,23 @@ class Learner:
     rejections: Rejections
 
 
+def _count(value: Any) -> str:
+    """Give a counter for people: its value where there is one, and what it is otherwise."""
+    if isinstance(value, jax.Array) and not isinstance(value, Tracer) and value.ndim == 0:
+        return "deleted" if value.is_deleted() else str(int(value))
+    if isinstance(value, np.ndarray | np.generic) and np.ndim(value) == 0:
+        return str(int(value))
+    return str(value) if isinstance(value, int) else f"<{type(value).__name__} {getattr(value, 'shape', '')}>"
+
+
+def _size(held: PyTree) -> str:
+    leaves = [leaf for leaf in jax.tree.leaves(held) if hasattr(leaf, "dtype") and hasattr(leaf, "shape")]
+    total = sum(math.prod(leaf.shape) for leaf in leaves)
+    dtypes = "/".join(dict.fromkeys(str(leaf.dtype) for leaf in leaves))
+    arrays = "1 array" if len(leaves) == 1 else f"{len(leaves)} arrays"
+    return f"{total:,} values in {arrays}" + (f" of {dtypes}" if dtypes else "")
+
+
 _LEARNER_FIELDS = frozenset(f.name for f in dataclasses.fields(Learner))
 
 
@@ -121,6 +142,14 @@ class TrainState:
     learner: Learner
     key: Key
     attempts: Array
+
+    def __repr__(self) -> str:
+        counts = {"updates": self.updates, "attempts": self.attempts, "rejected": self.rejections.total}
+        said = [f"{name}={_count(value)}" for name, value in counts.items()]
+        collections = self.variables.items() if isinstance(self.variables, Mapping) else (("", self.variables),)
+        said += [f"{name or 'variables'}: {_size(value)}" for name, value in collections]
+        said.append(f"optimizer: {_size(self.opt_state)}")
+        return f"TrainState({', '.join(said + ([] if self.ema is None else [f'average: {_size(self.ema)}']))})"
 
     @property
     def params(self) -> Any:

@@ -6,7 +6,6 @@ have mass. With one attempt per window the two are one select, and no sums are k
 """
 
 import dataclasses
-import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ import optax
 
 from telic import ema, tree
 from telic.contract import Objective, Result, Step, owns_statistics
-from telic.errors import ContractError, NonFiniteError, RejectedWarning, ReplayWarning
+from telic.errors import ContractError, ReplayWarning
 from telic.mean import Terms
 from telic.precision import Dynamic, Identity, LossScale, Policy
 from telic.train import slices
@@ -35,6 +34,8 @@ from telic.train.attempt import (
 )
 from telic.train.commit import commit
 from telic.train.evaluation import EvalStep
+from telic.train.given import check_same_kind, checked_variables, given_variables
+from telic.train.health import stopped, warn_if_idle
 from telic.train.masses import MassReads, mass_reads
 from telic.train.rejection import Verdict, record, record_window, select_in_turn
 from telic.train.state import Learner, Rejections, TrainState, Window
@@ -155,7 +156,7 @@ class TrainStep:
         bound = self.bind(batch)
         match given:
             case TrainState():
-                _check_same_kind(given, jax.eval_shape(bound.initial_state, bound.objective.initializer, self.key))
+                check_same_kind(given, jax.eval_shape(bound.initial_state, bound.objective.initializer, self.key))
                 return bound.open(bound.resume(tree.copy_leaves(given)), batch)
             case Mapping():
                 make = self.make_state or bound.initial_state
@@ -168,7 +169,7 @@ class TrainStep:
                     )
                 cast = jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), variables, fresh.variables)
                 # Optimizer state and average start from these weights too.
-                return bound.open(make(jax.tree_util.Partial(_given_variables, cast), self.key), batch)
+                return bound.open(make(jax.tree_util.Partial(given_variables, cast), self.key), batch)
             case _:
                 raise TypeError(
                     f"state= takes a TrainState, a LoopState or a mapping of variables, got {type(given).__name__}"
@@ -648,45 +649,12 @@ class TrainStep:
         Raises:
           NonFiniteError: It names the leaves that were not finite, the attempt and the last finite loss.
         """
-        if health is None or not int(health[0]):
-            return
-        record = state.rejections
-        names = self.checked_names(state)
-        bad = tuple(n for n, ok in zip(names, jax.device_get(record.finite).tolist(), strict=True) if not ok)
-        attempt, last = int(record.last), float(record.last_loss)
-        attempts, lost = int(record.consecutive), int(record.windows)
-        count = f"{attempts} rejected attempt(s)" if attempts >= self._budget else f"{lost} lost window(s)"
-        cause = ""
-        if not bool(tree.all_finite(state.variables)):
-            cause = " The variables themselves are not finite: the optimizer produced them in an earlier commit."
-        if "mass ≥ 0" in bad:
-            cause += " A mass is negative: masses count data, so they are 0 or more."
-        if "plan" in bad:
-            cause += " The window's masses are not those it was planned with: give window_of exactly its batches."
-        seen = f"The last finite loss was {last:.6g}." if math.isfinite(last) else "No loss was finite before it."
-        shown = ", ".join(bad[:6]) + (f", ... ({len(bad)} in all)" if len(bad) > 6 else "")
-        raise NonFiniteError(
-            f"training stopped after {count} in a row: not finite in attempt {attempt}: {shown}. "
-            f"{seen}{cause} The state holds what was committed before. "
-            "Look at that batch (error.batch), lower the learning rate, clip the gradient, or raise max_rejected.",
-            leaves=bad,
-            attempt=attempt,
-            state=state,
-        )
+        if health is not None and int(health[0]):
+            raise stopped(state, self.checked_names(state), budget=self._budget)
 
     def warn_if_idle(self, state: TrainState) -> None:
         """Warn at the end of a run that made attempts and accepted none of them."""
-        record = state.rejections
-        if int(state.microbatches) or not int(record.total):
-            return
-        finite = jax.device_get(record.finite).tolist()
-        bad = [name for name, ok in zip(self.checked_names(state), finite, strict=True) if not ok]
-        warnings.warn(
-            f"all {int(record.total)} attempts of this run were rejected, so nothing was trained: not finite in the "
-            f"last: {', '.join(bad[:6])}. Look at the data (NaN? class ids out of range?) and at the loss",
-            RejectedWarning,
-            stacklevel=2,
-        )
+        warn_if_idle(state, self.checked_names(state))
 
     def checked_names(self, state: TrainState) -> tuple[str, ...]:
         """Give the names of the flags in `Rejections.finite`."""
@@ -714,60 +682,6 @@ class TrainStep:
         """Give the usable trained model of a state, when the objective was built from one."""
         build: Callable[[Variables], Any] | None = getattr(self.objective, "model_of", None)
         return None if build is None else build(state.variables)
-
-
-def checked_variables(objective: Objective, variables: Any) -> dict[str, Any]:
-    """Check what an initializer returned, and give it as plain nested dictionaries.
-
-    Raises:
-      ContractError: It is no mapping, or has no ``params``.
-    """
-    who = type(objective).__name__
-    if not isinstance(variables, Mapping):
-        raise ContractError(f"{who}.init must return a mapping of collections, got {type(variables).__name__}")
-    if "params" not in variables:
-        raise ContractError(
-            f"{who}.init must return a 'params' collection, got {sorted(map(str, variables)) or 'nothing'}; "
-            "write {'params': ..., ...}"
-        )
-    return tree.as_plain(variables)
-
-
-def _given_variables(variables: Any, key: Key) -> Any:
-    """Initializer that gives the variables it holds."""
-    del key
-    return variables
-
-
-def _check_same_kind(given: TrainState, expected: TrainState) -> None:
-    """Raise unless a state has the leaves that this model, optimizer and average give.
-
-    Raises:
-      ContractError: A leaf is missing, unknown, or of another shape or dtype; it is named.
-    """
-    what = {
-        "variables": "the model",
-        "opt_state": "the optimizer or trainable=",
-        "ema": "objective.ema",
-        "loss_scale": "loss_scale=",
-    }
-    for part, cause in what.items():
-        old, new = getattr(given, part), getattr(expected, part)
-        before, after = tree.named_leaves(old), tree.named_leaves(new)
-        wrong = [f"{n} is missing" for n in after if n not in before]
-        wrong += [f"{n} is unknown" for n in before if n not in after]
-        wrong += [
-            f"{n} is {jnp.result_type(before[n])}{list(jnp.shape(before[n]))}, expected {leaf.dtype}{list(leaf.shape)}"
-            for n, leaf in after.items()
-            if n in before and (jnp.shape(before[n]), jnp.result_type(before[n])) != (leaf.shape, leaf.dtype)
-        ]
-        if not wrong and jax.tree.structure(old) != jax.tree.structure(new):
-            wrong = [f"{jax.tree.structure(old)} is not {jax.tree.structure(new)}"]
-        if wrong:
-            raise ContractError(
-                f"state= was made with another {part}: {'; '.join(wrong[:6])}. Use {cause} it was made with, or pass "
-                "state.variables to start from its weights alone"
-            )
 
 
 def _narrows(gradient: PyTree, trained: PyTree) -> bool:

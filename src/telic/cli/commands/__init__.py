@@ -9,11 +9,22 @@ with `import_module`.
 
 COMMANDS = (
     "demo",
+    "new",
+    "train",
+    "evaluate",
+    "sample",
+    "export",
     "verify",
     "inspect",
     "profile",
     "verify-resume",
     "replay",
     "runs",
+    "launch",
+    "report",
+    "watch",
+    "board",
+    "doctor",
+    "completion",
 )
 """Names as they are typed."""

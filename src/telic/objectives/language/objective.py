@@ -21,7 +21,7 @@ from telic.objectives.language import router as routers
 from telic.objectives.language.batch import TokenRows, check_ids, check_rows, token_rows
 from telic.objectives.language.protocol import LanguageModel
 from telic.objectives.language.router import RouterSums, Scope
-from telic.objectives.language.sampling import Generate, sample
+from telic.objectives.language.sampling import Generate, sampler_for
 from telic.objectives.language.vocabulary import (
     TokenStatistics,
     block_columns,
@@ -67,9 +67,10 @@ class LMObjective(ModelObjective):
         them.
       decode: Makes text of a row of ids, for samples.
       prompts: Ids to continue in previews, int [n, time]; None takes the first half of four rows of the batch.
-      sample_tokens: Tokens to sample for each prompt.
+      sample_tokens: Tokens to sample for each prompt; fewer where the model's `config.max_length` ends before.
       temperature: Of the samples; 0 takes the likeliest token.
-      generate: How to sample, such as `telic.models.generate`; None runs the whole model for each token.
+      generate: How to sample. None takes `telic.models.generate`, which keeps keys and values, where the model has
+        its methods, and else runs the whole model for each token.
       ema: Moving average to keep.
     Raises:
       TypeError: `model` lacks a method of the protocol.
@@ -151,7 +152,7 @@ class LMObjective(ModelObjective):
         self._token_bytes = None if token_bytes is None else _small(token_bytes)
         self._decode, self._sample_tokens, self._temperature = decode, sample_tokens, temperature
         self._prompts = None if prompts is None else _as_prompts(prompts)
-        self._generate: Generate = sample if generate is None else generate
+        self._generate = generate
         self._vocab: int | None = None
 
     # -- binding -------------------------------------------------------------------------------------------------
@@ -298,11 +299,14 @@ class LMObjective(ModelObjective):
             tokens = jnp.asarray(batch["tokens"]).astype(jnp.int32)
             prompts = tokens[:4, : max(tokens.shape[1] // 2, 1)]
         key = step.key if step.key is not None else jax.random.key(0)
-        made = self._generate(
+        # No further than the model reaches; prompts that are too long themselves are refused by the sampler.
+        room = getattr(getattr(self.language, "config", None), "max_length", None)
+        count = self._sample_tokens if room is None else max(1, min(self._sample_tokens, room - prompts.shape[1]))
+        made = (self._generate or sampler_for(self.language))(
             self.language,
             variables,
             prompts,
-            max_new_tokens=self._sample_tokens,
+            max_new_tokens=count,
             temperature=self._temperature,
             key=key,
         )

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
+from telic.models import generate
 from telic.types import Array, Key, Variables
 
 
@@ -37,6 +38,12 @@ class Sampled:
     """
 
     tokens: Any
+
+
+def sampler_for(model: Any) -> Generate:
+    """Give the sampler with a cache where a model has what it needs, and `sample` elsewhere."""
+    has_cache = all(hasattr(model, name) for name in ("prefill", "decode", "config"))
+    return generate if has_cache else sample
 
 
 def sample(

@@ -1,0 +1,150 @@
+"""The processes of a run: which one this is, and plain values told from each to all.
+
+They talk through the coordination service that `jax.distributed` runs, not through the devices: a process that does not
+come is named after a while, where a collective would hang.
+"""
+
+import json
+import time
+from typing import Any, Protocol
+
+import jax
+
+# The service has no public name in JAX 0.10 to 0.12; Orbax takes it from here too.
+from jax._src import distributed
+from jax.experimental import multihost_utils
+
+from telic.errors import ProcessError
+
+PATIENCE_SECONDS = 300.0
+"""How long a process waits for the others to say the same kind of thing."""
+
+
+class Processes(Protocol):
+    """The processes of a run.
+
+    Attributes:
+      index: This process, from 0.
+      count: Number of processes.
+    """
+
+    index: int
+    count: int
+
+    def agree(self, value: Any) -> Any:
+        """Give process 0's value."""
+        ...
+
+    def exchange(self, what: str, value: Any) -> list[Any]:
+        """Give every process's value, in their order; all call it, in the same order."""
+        ...
+
+    def stops(self, count: int) -> bool:
+        """Say whether a process was told to end, the same in all of them; `count` is how often it was asked."""
+        ...
+
+
+class OneProcess:
+    """A run of one process."""
+
+    index = 0
+    count = 1
+
+    def agree(self, value: Any) -> Any:
+        """Give the value."""
+        return value
+
+    def exchange(self, what: str, value: Any) -> list[Any]:
+        """Give the value alone."""
+        del what
+        return [value]
+
+    def stops(self, count: int) -> bool:
+        """Give False: a signal to this process is its own affair."""
+        del count
+        return False
+
+
+ONE = OneProcess()
+
+
+class ManyProcesses:
+    """The processes that `jax.distributed.initialize` brought together.
+
+    Args:
+      patience_seconds: How long to wait for the others.
+    """
+
+    def __init__(self, patience_seconds: float = PATIENCE_SECONDS):
+        self.index = jax.process_index()
+        self.count = jax.process_count()
+        self._patience = patience_seconds
+        self._client: Any = distributed.global_state.client
+        self._number = 0
+
+    def agree(self, value: Any) -> Any:
+        """Give process 0's value; it must be JSON.
+
+        Raises:
+          ProcessError: Process 0 did not give one in time.
+        """
+        return self.exchange("a value of process 0", value if self.index == 0 else None)[0]
+
+    def exchange(self, what: str, value: Any) -> list[Any]:
+        """Give every process's value, in their order; values must be JSON.
+
+        Args:
+          what: What is told, the same in all processes: in errors.
+          value: This process's value.
+        Raises:
+          ProcessError: A process did not come in time; it is named.
+        """
+        global _exchanges
+        _exchanges += 1
+        number = _exchanges
+        # An empty value is none to the service.
+        self._client.key_value_set(_key(number, self.index), json.dumps([what, value]))
+        until = time.monotonic() + self._patience
+        told: list[Any] = []
+        for index in range(self.count):
+            other, given = json.loads(self._wait(number, index, what, until))
+            if other != what:
+                raise ProcessError(
+                    f"the processes do different things: process {index} is at {other!r} and process {self.index} at "
+                    f"{what!r}. Every process must run the same program with the same settings"
+                )
+            told.append(given)
+        if number > 2:
+            # Whoever is here has read everything before the last exchange.
+            self._client.key_value_delete(_key(number - 2, self.index))
+        return told
+
+    def _wait(self, number: int, index: int, what: str, until: float) -> str:
+        left = max(1, int(1000 * (until - time.monotonic())))
+        try:
+            return self._client.blocking_key_value_get(_key(number, index), left)
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" not in str(error) and "NOT_FOUND" not in str(error):
+                error.add_note(f"raised while process {self.index} waited for process {index} at {what!r}")
+                raise
+            raise ProcessError(
+                f"process {index} of {self.count} did not come to {what!r} within {self._patience:.0f} s: it has "
+                "ended, is much slower than the others, or does something else. Look at what it said last"
+            ) from error
+
+    def stops(self, count: int) -> bool:
+        """Say whether a process got SIGTERM: True at the same count in all of them, and once."""
+        return multihost_utils.reached_preemption_sync_point(count)
+
+
+def _key(number: int, index: int) -> str:
+    return f"telic/{number}/{index}"
+
+
+_exchanges = 0
+"""Exchanges of this process so far: what is told belongs to those of one number."""
+
+
+def all_processes() -> Processes:
+    """Give the processes of this program."""
+    return ManyProcesses() if jax.process_count() > 1 else ONE

@@ -1,0 +1,272 @@
+"""A run directory as values. Nothing in it is believed: what is damaged, missing or odd is left out and counted."""
+
+import json
+import math
+import os
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+METRICS, RECORD, PROFILE, PREVIEWS = "metrics.jsonl", "run.json", "profile.json", "previews"
+
+_MAX_JSON_BYTES = 4 * 2**20
+_MAX_LOG_BYTES = 64 * 2**20
+_MAX_PICTURE_BYTES = 4 * 2**20
+_MAX_TEXT_BYTES = 64 * 2**10
+_PREVIEW = re.compile(r"(?P<name>.+)_(?P<step>[0-9]{1,12})\.(?P<kind>png|txt|json)\Z", re.ASCII)
+_SKIPPED = re.compile(r"[0-9]+(\.[0-9]+)?\Z|\.|earlier\Z")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of ``metrics.jsonl``.
+
+    Attributes:
+      kind: "interval" or "epoch".
+      epoch: The epoch, from 0.
+      batches: Batches done over the run.
+      seconds: Since this start of the run.
+      metrics: Numbers by name; NaN and infinities among them.
+      training: Learning rate, norm of the gradient.
+      speed: Rates by the second, numbers alone.
+      parts: Seconds of the host's time since the line before, by part.
+      memory: Bytes in use.
+    """
+
+    kind: str
+    epoch: int
+    batches: int
+    seconds: float
+    metrics: Mapping[str, float]
+    training: Mapping[str, float] = field(default_factory=dict[str, float])
+    speed: Mapping[str, float] = field(default_factory=dict[str, float])
+    parts: Mapping[str, float] = field(default_factory=dict[str, float])
+    memory: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One preview: a picture or a text.
+
+    Attributes:
+      name: What it shows.
+      step: Updates at which it was made.
+      kind: "png" or "txt".
+      path: The file.
+    """
+
+    name: str
+    step: int
+    kind: str
+    path: Path
+
+    def read(self) -> bytes | None:
+        """Give its bytes, None where they cannot be shown: too many, gone, or no picture after all."""
+        limit = _MAX_PICTURE_BYTES if self.kind == "png" else _MAX_TEXT_BYTES
+        try:
+            with self.path.open("rb") as file:
+                found = file.read(limit + 1)
+        except OSError:
+            return None
+        if self.kind == "png":
+            return found if len(found) <= limit and found.startswith(b"\x89PNG\r\n\x1a\n") else None
+        return found[:limit]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run directory says.
+
+    Attributes:
+      name: The directory, as a person names it.
+      directory: Where it is.
+      record: ``run.json``; empty without one.
+      lines: Lines of ``metrics.jsonl`` in order.
+      profile: ``profile.json``; empty without one.
+      previews: Pictures and texts, the newest of each name last.
+      bad_lines: Lines that could not be read.
+      status: "running", "completed", "halted", "interrupted", "failed", "gone" (it says running and nobody runs it), or
+        "unknown".
+    """
+
+    name: str
+    directory: Path
+    record: Mapping[str, Any]
+    lines: tuple[Line, ...]
+    profile: Mapping[str, Any]
+    previews: tuple[Shown, ...]
+    bad_lines: int
+    status: str
+
+    @property
+    def stamp(self) -> str:
+        """A text that changes when anything shown changes."""
+        return stamp_of(self.directory)
+
+    def part(self, *names: str) -> Mapping[str, Any]:
+        """Give a mapping inside the record; empty where there is none."""
+        found: Any = self.record
+        for name in names:
+            found = cast(Mapping[str, Any], found).get(name) if isinstance(found, Mapping) else None
+        return cast(Mapping[str, Any], found) if isinstance(found, Mapping) else {}
+
+
+def read_run(directory: Path, name: str | None = None) -> Run:
+    """Read a run directory; whatever is wrong in it is left out, and never raised.
+
+    Args:
+      directory: The directory.
+      name: How it is called; by default its own name.
+    """
+    record = _json(directory / RECORD)
+    lines, bad = _lines(directory / METRICS)
+    called = name or directory.resolve().name
+    profile = _json(directory / PROFILE)
+    return Run(called, directory, record, lines, profile, tuple(_previews(directory)), bad, _status(record))
+
+
+def find_runs(folder: Path) -> dict[str, Path]:
+    """Give the directories below a folder, itself among them, that hold a record, by their name; the newest first."""
+    found: list[tuple[float, str, Path]] = []
+    for root, names, inside in os.walk(folder):
+        path = Path(root)
+        if RECORD in inside or METRICS in inside:
+            name = path.resolve().name if path == folder else path.relative_to(folder).as_posix()
+            found.append((-_changed(path), name, path))
+        names[:] = sorted(n for n in names if not _SKIPPED.match(n))
+    return {name: path for _, name, path in sorted(found)}
+
+
+def stamp_of(directory: Path) -> str:
+    """Give a text that changes when a run's files do."""
+    marks: list[str] = []
+    for name in (RECORD, METRICS, PROFILE, PREVIEWS):
+        try:
+            found = (directory / name).stat()
+            marks.append(f"{found.st_mtime_ns:x}-{found.st_size:x}")
+        except OSError:
+            marks.append("0")
+    return ".".join(marks)
+
+
+def _changed(path: Path) -> float:
+    times = [0.0]
+    for name in (RECORD, METRICS):
+        try:
+            times.append((path / name).stat().st_mtime)
+        except OSError:
+            continue
+    return max(times)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            found: Any = json.loads(file.read(_MAX_JSON_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return cast(dict[str, Any], found) if isinstance(found, dict) else {}
+
+
+def _lines(path: Path) -> tuple[tuple[Line, ...], int]:
+    try:
+        with path.open("rb") as file:
+            skipped = max(0, path.stat().st_size - _MAX_LOG_BYTES)
+            file.seek(skipped)
+            text = file.read(_MAX_LOG_BYTES)
+    except OSError:
+        return (), 0
+    made: list[Line] = []
+    bad = 0
+    # Where the beginning of a very long record is left out, so is the line that it ends in.
+    rows = text.split(b"\n")[1 if skipped else 0 :]
+    for i, row in enumerate(rows):
+        if not row.strip():
+            continue
+        line = _line(row)
+        if line is not None:
+            made.append(line)
+        elif i < len(rows) - 1:
+            # The last line may just be being written.
+            bad += 1
+    return tuple(made), bad
+
+
+def _line(row: bytes) -> Line | None:
+    try:
+        found: Any = json.loads(row)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict):
+        return None
+    record = cast(dict[str, Any], found)
+    epoch, batches = _number(record.get("epoch")), _number(record.get("total_iterations"))
+    if epoch is None or batches is None or not math.isfinite(epoch + batches):
+        return None
+    speed = record.get("speed")
+    speed = cast(dict[str, Any], speed) if isinstance(speed, dict) else {}
+    return Line(
+        kind="epoch" if record.get("kind") == "epoch" else "interval",
+        epoch=int(epoch),
+        batches=int(batches),
+        seconds=_number(record.get("seconds")) or 0.0,
+        metrics=_numbers(record.get("metrics")),
+        training=_numbers(record.get("training")),
+        speed=_numbers(speed),
+        parts=_numbers(speed.get("seconds")),
+        memory=_numbers(speed.get("memory")),
+    )
+
+
+def _numbers(found: Any) -> dict[str, float]:
+    if not isinstance(found, dict):
+        return {}
+    values = ((str(name), _number(value)) for name, value in cast(dict[Any, Any], found).items())
+    return {name: value for name, value in values if value is not None}
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, str):
+        return {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}.get(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
+
+
+def _previews(directory: Path) -> Iterator[Shown]:
+    try:
+        names = sorted(os.listdir(directory / PREVIEWS))
+    except OSError:
+        return
+    found: list[Shown] = []
+    for name in names:
+        match = _PREVIEW.match(name)
+        if match is not None and match["kind"] != "json" and not name.startswith("."):
+            found.append(Shown(match["name"], int(match["step"]), match["kind"], directory / PREVIEWS / name))
+    yield from sorted(found, key=lambda shown: (shown.name, shown.kind, shown.step))
+
+
+def _status(record: Mapping[str, Any]) -> str:
+    status = record.get("status")
+    if not isinstance(status, str):
+        return "unknown"
+    if status != "running":
+        return status if status in ("completed", "halted", "interrupted", "failed") else "unknown"
+    process: Any = record.get("process")
+    pid: Any = cast(dict[str, Any], process).get("pid") if isinstance(process, dict) else None
+    host: Any = cast(dict[str, Any], process).get("host") if isinstance(process, dict) else None
+    if not isinstance(pid, int) or isinstance(pid, bool) or pid < 1 or host != socket.gethostname():
+        return "running"
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return "gone"
+    except OSError:
+        return "running"
+    return "running"
