@@ -19,18 +19,23 @@ def pairs(texts):
     ]
 
 
-def main(steps: int = 600, sft_steps: int = 500) -> dict[str, float]:
-    """Train, and give the share of held-out pairs whose right answer has the higher reward, before and after."""
+def training(start):
+    """Give the trainer that goes on from some variables, and the pairs."""
     learned, held_out = problems()
-    start = finetuned(sft_steps)
     # The last 500 pairs are kept for validation, which is what evaluate reads.
     data = preference_pairs(pairs(learned + held_out), TOKENIZER, length=LENGTH, batch=64, held_out=len(held_out))
-
     objective = telic.objectives.DPOObjective(MODEL, variables=start, beta=0.1)
-    trainer = telic.Trainer(objective, telic.optimizers.adamw(1e-3), key=0)
+    return telic.Trainer(objective, telic.optimizers.adamw(1e-3), key=0), data
+
+
+def main(steps: int = 600, sft_steps: int = 500) -> dict[str, float]:
+    """Train, and give the share of held-out pairs whose right answer has the higher reward, before and after."""
+    start = finetuned(sft_steps)
+    trainer, data = training(start)
     state = trainer.fit(data, steps=steps, log_every=150)
 
     final = trainer.evaluate(data, state=state)
+    _, held_out = problems()
     found = {
         "reward_accuracy": float(final["reward_accuracy"]),
         "reward_margin": float(final["reward_margin"]),

@@ -13,10 +13,9 @@ def is_right(prompts, completions, *, answer):
     return [float(found == wanted) for found, wanted in zip(completions, answer, strict=True)]
 
 
-def main(steps: int = 600, sft_steps: int = 500) -> dict[str, float]:
-    """Train, and give the mean reward of answers drawn to held-out problems, before and after."""
-    learned, held_out = problems()
-    start = finetuned(sft_steps)
+def training(start):
+    """Give the trainer that goes on from some variables, and the data it draws itself."""
+    learned, _ = problems()
     prompts, wanted = zip(*learned, strict=True)
     # Drawn with the weights as they are at each update, eight answers for each of 32 problems.
     data = Rollouts(
@@ -29,9 +28,16 @@ def main(steps: int = 600, sft_steps: int = 500) -> dict[str, float]:
         max_new_tokens=4,
     )
     objective = telic.objectives.GRPOObjective(MODEL, variables=start, aggregate="token_mean")
-    trainer = telic.Trainer(objective, telic.optimizers.adamw(1e-3), key=0)
+    return telic.Trainer(objective, telic.optimizers.adamw(1e-3), key=0), data
+
+
+def main(steps: int = 600, sft_steps: int = 500) -> dict[str, float]:
+    """Train, and give the mean reward of answers drawn to held-out problems, before and after."""
+    start = finetuned(sft_steps)
+    trainer, data = training(start)
     state = trainer.fit(data, steps=steps, log_every=100)
 
+    _, held_out = problems()
     found = {
         "reward_before": exact_match(start, held_out, temperature=1.0),
         "reward_after": exact_match(state.variables, held_out, temperature=1.0),

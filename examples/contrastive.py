@@ -56,15 +56,19 @@ def represent(variables, batch, step):
     return Representations(encode(weights, digits), partners=encode(weights, augmented(step.key, digits)))
 
 
-def main() -> tuple[float, float]:
-    """Train, and give the retrieval accuracy of the untrained and of the trained encoder."""
+def training(learning_rate: float = 2e-3):
+    """Give the trainer, the digits to learn from, and batches of digits that are held out."""
     data = columns({"inputs": digits_split("train")["inputs"]}, batch=128)
     digits = digits_split("test")["inputs"][:500]
     held_out = [{"inputs": digits[i : i + 100]} for i in range(0, 500, 100)]
-
     objective = telic.supervised(Encoder(), find_the_copy)
     objective.evaluate = represent
-    trainer = telic.Trainer(objective, telic.optimizers.adam(2e-3), key=0)
+    return telic.Trainer(objective, telic.optimizers.adam(learning_rate), key=0), data, held_out
+
+
+def main() -> tuple[float, float]:
+    """Train, and give the retrieval accuracy of the untrained and of the trained encoder."""
+    trainer, data, held_out = training()
     loop = trainer.loop(log=0).metric(found, reads=("prediction",)).metric("recall_at_k").validate(held_out).progress()
 
     start = trainer.place(example=held_out[0])

@@ -76,16 +76,21 @@ def objective_of(process: str, dim: int, depth: int) -> DiffusionObjective:
     )
 
 
+def training(process: str, steps: int, *, dim: int = 128, depth: int = 3, checkpoints=None):
+    """Give the trainer, and the digits it learns from."""
+    rate = telic.optimizers.warmup_cosine(2e-3, warmup=steps // 50, steps=steps, end_value=1e-5)
+    objective = objective_of(process, dim, depth)
+    trainer = telic.Trainer(objective, telic.optimizers.adamw(rate), key=0, checkpoints=checkpoints)
+    return trainer, columns(digits("train"), batch=64, seed=0)
+
+
 def train(process: str, steps: int, directory: str | None, *, dim: int = 128, depth: int = 3):
     """Train the model; give the objective and the averaged weights."""
-    data = columns(digits("train"), batch=64, seed=0)
-    rate = telic.optimizers.warmup_cosine(2e-3, warmup=steps // 50, steps=steps, end_value=1e-5)
     saved = None if directory is None else telic.Checkpoints(Path(directory) / process, every=250)
-    objective = objective_of(process, dim, depth)
-    trainer = telic.Trainer(objective, telic.optimizers.adamw(rate), key=0, checkpoints=saved)
+    trainer, data = training(process, steps, dim=dim, depth=depth, checkpoints=saved)
     state = trainer.fit(data, steps=steps, log_every=100)
     example = {name: values[:64] for name, values in digits("train").items()}
-    return objective.bind(example), state.averaged
+    return trainer.objective.bind(example), state.averaged
 
 
 def draw(objective, variables, each: int):

@@ -68,17 +68,22 @@ def save_masks(objective: JepaObjective, path: str) -> None:
     matplotlib.image.imsave(path, np.concatenate(list(shown), axis=1), cmap="gray", vmin=0, vmax=1)
 
 
+def training(steps: int, *, dim: int = 128, depth: int = 3, checkpoints=None):
+    """Give the trainer, and the digits it learns from."""
+    rate = telic.optimizers.warmup_cosine(1e-3, warmup=steps // 10, steps=steps, end_value=1e-5)
+    optimizer = telic.optimizers.adamw(rate, weight_decay=0.05)
+    trainer = telic.Trainer(objective_of(dim, depth, steps), optimizer, key=0, checkpoints=checkpoints)
+    return trainer, columns(digits("train"), batch=64, seed=0)
+
+
 def main(
     steps: int = 3000, *, dim: int = 128, depth: int = 3, each: int = 100, directory: str | None = None
 ) -> dict[str, float]:
     """Train and probe; give the accuracies and the spread of the features."""
-    data = columns(digits("train"), batch=64, seed=0)
     example = {name: values[:64] for name, values in digits("train").items()}
-    objective = objective_of(dim, depth, steps).bind(example)
-    rate = telic.optimizers.warmup_cosine(1e-3, warmup=steps // 10, steps=steps, end_value=1e-5)
     saved = None if directory is None else telic.Checkpoints(directory, every=250)
-    trainer = telic.Trainer(objective, telic.optimizers.adamw(rate, weight_decay=0.05), key=0, checkpoints=saved)
-    represent = jax.jit(objective.represent)
+    trainer, data = training(steps, dim=dim, depth=depth, checkpoints=saved)
+    represent = jax.jit(trainer.objective.bind(example).represent)
     start = trainer.place(example=example).variables
     found = {
         "pixels": probe(lambda images: images.reshape(len(images), -1), each),

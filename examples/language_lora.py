@@ -39,12 +39,8 @@ def chats(count: int, seed: int) -> list[list[dict[str, str]]]:
     return [[{"role": "user", "content": w}, {"role": "assistant", "content": w.upper()}] for w in words]
 
 
-def main(steps: int = 300, pretraining_steps: int = 100) -> dict[str, float]:
-    """Load, fine-tune the adapters, merge, export, load again; give the share of right answers before and after."""
-    folder = Path(tempfile.mkdtemp())
-    pretrained(folder / "base", pretraining_steps)
-    decoder, weights = load_huggingface(folder / "base")
-
+def training(decoder: Decoder, weights: dict[str, object]):
+    """Give the decoder with adapters, the trainer that moves them alone, the conversations, and rows of some."""
     lora = add_lora(decoder, rank=8, modules=("**/attention/*", "**/mlp/*"))
     documents = conversations(chats(600, seed=0), TOKENIZER)
     data = pack(documents, length=64, batch=16, whole=True, needs_roles=(Role.ASSISTANT,))
@@ -54,6 +50,15 @@ def main(steps: int = 300, pretraining_steps: int = 100) -> dict[str, float]:
     # Only what the assistant says is learned, and only the adapters move.
     objective = LMObjective(lora.model, variables=variables, loss_roles=(Role.ASSISTANT,))
     trainer = telic.Trainer(objective, telic.optimizers.adamw(1e-2), key=0, trainable=lora.trainable)
+    return lora, trainer, data, rows
+
+
+def main(steps: int = 300, pretraining_steps: int = 100) -> dict[str, float]:
+    """Load, fine-tune the adapters, merge, export, load again; give the share of right answers before and after."""
+    folder = Path(tempfile.mkdtemp())
+    pretrained(folder / "base", pretraining_steps)
+    decoder, weights = load_huggingface(folder / "base")
+    lora, trainer, data, rows = training(decoder, weights)
     state = trainer.fit(data, steps=steps, log_every=100)
 
     merged = lora.merge(state.variables, inputs=rows[:2])

@@ -27,7 +27,7 @@ LAYERS: dict[str, int] = {
             ["train", "loop"],
             [
                 *("driver", "placement", "objectives", "evaluate", "data", "handlers"),
-                *("checkpoints", "trackers", "display", "interop", "profiling"),
+                *("checkpoints", "trackers", "display", "interop", "profiling", "reports"),
             ],
             ["compose"],
             ["config"],

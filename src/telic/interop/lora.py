@@ -153,9 +153,10 @@ def add_lora(
       ValueError: rank is less than 1, or `inputs` is missing.
       ContractError: `modules` names no layer of an NNX module.
     Example:
-      >>> lora = add_lora(nn.Dense(2), rank=1, modules="**")  # doctest: +SKIP
-      >>> trainer = telic.Trainer(telic.supervised(lora.model, loss), "adam", key=0, trainable=lora.trainable)
-      ... # doctest: +SKIP
+      >>> lora = add_lora(nn.Dense(2), rank=1, modules="**")
+      >>> start = lora.init(jax.random.key(0), jnp.ones((1, 3)))
+      >>> sorted(start["params"])
+      ['bias', 'kernel', 'kernel_lora_a', 'kernel_lora_b']
     """
     if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:  # pyright: ignore[reportUnnecessaryIsInstance] users' input
         raise ValueError(f"rank must be a whole number of at least 1, got {rank!r}")

@@ -86,7 +86,7 @@ def test_demo_leaves_a_run_directory(
     monkeypatch.setattr(digits, "HELD_OUT", 9000)
     assert main(["demo", "--epochs", "2", "--seed", "5"]) == 0
     out = folder / "runs" / "demo"
-    assert sorted(path.name for path in out.iterdir()) == ["curves.png", "metrics.jsonl", "run.json"]
+    assert sorted(path.name for path in out.iterdir()) == ["curves.png", "metrics.jsonl", "profile.json", "run.json"]
     run = json.loads((out / "run.json").read_text())
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert run["status"] == "completed"

@@ -112,3 +112,30 @@ def test_no_tracker_is_refused_at_once(given: Any) -> None:
     """Catches a mistake noticed only when the run starts."""
     with pytest.raises(TypeError, match="a tracker has"):
         trainer(tracker=given)
+
+
+class _Pictured(telic.Objective):
+    """Shows one picture."""
+
+    def init(self, key: Any, variables: Any = None) -> Any:
+        return {"params": {"w": np.zeros((3, 1), np.float32)}}
+
+    def loss(self, variables: Any, batch: Any, step: Any) -> Any:
+        return telic.Mean.of((batch["inputs"] @ variables["params"]["w"] - batch["targets"]) ** 2)
+
+    def preview(self, variables: Any, batch: Any, step: Any, *, scored: Any = None) -> Any:
+        return telic.artifacts.ImageGrid(np.zeros((1, 2, 2, 1), np.float32))
+
+
+@pytest.mark.parametrize("has_directory", [False, True])
+def test_previews_reach_the_trackers(has_directory: bool, tmp_path: Path) -> None:
+    """Catches pictures that only the run's own folder gets, and a run without a folder that shows none."""
+    checkpoints = telic.Checkpoints(tmp_path / "run") if has_directory else None
+    tracker = JsonLines(tmp_path / "tracked")
+    made = telic.Trainer(_Pictured(), "adam", key=0, tracker=tracker, checkpoints=checkpoints)
+    made.fit(data(), epochs=2, eval_every="epoch", log_every=0, preview=True)
+    tracked = sorted(path.name for path in (tmp_path / "tracked" / "artifacts").iterdir())
+    assert tracked == ["validation_image_grid_00000006.png", "validation_image_grid_00000012.png"]
+    own = tmp_path / "run" / "previews"
+    assert own.exists() == has_directory
+    assert len(list(own.glob("*.png"))) == (2 if has_directory else 0)

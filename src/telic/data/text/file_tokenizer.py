@@ -93,8 +93,6 @@ def load_tokenizer(path: str | os.PathLike[str], *, eos: str | None = None, pad:
       FileNotFoundError: There is no such file.
       DataError: The file is no tokenizer.
       ValueError: `eos` or `pad` is no token of it.
-    Example:
-      >>> tokenizer = load_tokenizer("checkpoints/qwen3")  # doctest: +SKIP
     """
     file = Path(path)
     file = file / "tokenizer.json" if file.is_dir() else file

@@ -44,7 +44,16 @@ def load_huggingface(
         extra or of another shape; each is named.
       FileNotFoundError: ``config.json`` or the weights are missing.
     Example:
-      >>> decoder, variables = load_huggingface("Qwen3-0.6B", scan=True)  # doctest: +SKIP
+      >>> import tempfile
+      >>> import jax, numpy as np
+      >>> from telic.models import DecoderConfig
+      >>> made = Decoder(DecoderConfig(vocab_size=8, d_model=4, num_layers=1, num_heads=1, d_ff=8))
+      >>> weights = made.init_variables(jax.random.key(0), np.zeros((1, 2), np.int32))
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     save_huggingface(folder, made, weights)
+      ...     decoder, variables = load_huggingface(folder, dtype="float32")
+      >>> decoder.config.vocab_size
+      8
     """
     path = Path(folder)
     family, config = read_settings(_read_json(path / "config.json"))

@@ -13,7 +13,9 @@ import telic
 from telic.artifacts import TextSamples, TokenScores
 from telic.contract import Step, scalar_loss
 from telic.errors import ContractError, DataError
+from telic.models import Decoder, DecoderConfig
 from telic.objectives.language import LMObjective
+from telic.objectives.language.sampling import sample
 from telic.testing import check_objective
 from tests.unit.objectives.language.tiny import VOCAB, Fixed, Tiny, rows
 from tests.unit.train.tiny import split, step_of
@@ -227,6 +229,26 @@ def test_samples_follow_the_model() -> None:
     own = without.preview(variables, batch, Step(train=False, key=jax.random.key(3)))
     np.testing.assert_array_equal(own.prompts, batch["tokens"][:, :3])
     assert own.completions.shape == (4, 2)
+
+
+def test_samples_of_a_decoder_use_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A preview that runs the whole model for each token although the model keeps keys and values."""
+    decoder = Decoder(DecoderConfig(vocab_size=12, d_model=16, num_layers=2, num_heads=2, max_length=10))
+    batch = {"tokens": rows()}
+    objective = LMObjective(decoder, prompts=[[1, 2, 5], [3, 4, 6]], sample_tokens=4, temperature=0)
+    made, variables = bound(objective, batch)
+    slow = sample(decoder, variables, [[1, 2, 5], [3, 4, 6]], max_new_tokens=4, temperature=0, key=jax.random.key(0))
+    monkeypatch.setattr("telic.objectives.language.sampling.sample", None)
+    np.testing.assert_array_equal(made.preview(variables, batch, TEST).completions, slow.tokens)
+
+
+def test_samples_end_where_the_model_does() -> None:
+    """A preview that ends the run because rows and samples together are longer than the decoder's max_length."""
+    decoder = Decoder(DecoderConfig(vocab_size=12, d_model=16, num_layers=1, num_heads=2, max_length=8))
+    batch = {"tokens": rows()}
+    made, variables = bound(LMObjective(decoder, sample_tokens=64), batch)
+    shown = made.preview(variables, batch, TEST)
+    assert shown.prompts.shape[1] + shown.completions.shape[1] == 8
 
 
 def test_precision_average_and_frozen_parameters() -> None:
