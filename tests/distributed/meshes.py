@@ -1,0 +1,177 @@
+"""What eight simulated devices do besides training: one process that prints what the tests look at."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+import telic
+from telic import tree
+from telic.data import columns
+from telic.metrics import Metric
+from telic.placement import MeshPlacement, SingleDevice, placement_for
+from tests.distributed.problems import BATCH, PROBLEMS
+
+
+class Value(telic.Objective):
+    """A loss that is the mean of the records' values."""
+
+    def init(self, key: Any, variables: Any = None) -> Any:
+        return {"params": {"w": jnp.zeros(())}}
+
+    def loss(self, variables: Any, batch: Any, step: Any) -> Any:
+        values = batch["x"] + variables["params"]["w"]
+        return telic.Mean(values.sum(), jnp.asarray(values.size, jnp.float32))
+
+
+def remainder() -> dict[str, Any]:
+    """Evaluate 70 records in batches of 16, and 5 in one: 6 and 5 rows do not divide over eight devices."""
+    made = telic.Trainer(Value(), "sgd", key=0, mesh=telic.MeshSpec())
+    weights = {"params": {"w": jnp.zeros(())}}
+    results: dict[str, Any] = {}
+    for name, count in (("seventy", 70), ("five", 5)):
+        values = np.arange(count, dtype=np.float32)
+        batches = [{"x": values[i : i + 16]} for i in range(0, count, 16)]
+        results[name] = [made.evaluate(batches, state=weights)["loss"], len(batches)]
+    return results
+
+
+def resharded(directory: Path) -> list[dict[str, Any]]:
+    """Train on 1, 2, 4 and 1 devices in turn, from checkpoint to checkpoint, and on one throughout."""
+    problem = PROBLEMS["decoder"]()
+    data = columns(problem.data, batch=BATCH, seed=3)
+    runs: list[dict[str, Any]] = []
+    for name, plan in (("turns", (1, 2, 4, 1)), ("one", (1, 1, 1, 1))):
+        losses: dict[int, float] = {}
+        for turn, count in enumerate(plan):
+            mesh = None
+            if count > 1:
+                mesh = telic.MeshSpec(data=count // 2, fsdp=2).build(jax.devices()[:count])
+            layout = None if mesh is None else telic.Layout(smallest=64, allow_replicated=0.5)
+            made = telic.Trainer(
+                problem.objective(),
+                problem.optimizer,
+                key=1,
+                accumulate=2,
+                mesh=mesh,
+                layout=layout,
+                checkpoints=telic.Checkpoints(directory / name, every=3),
+            )
+            loop = made.loop(log=0).handle_event(
+                "step_completed", lambda s, seen=losses: seen.update({s.steps: s.metrics["loss"]})
+            )
+            loop.run(data, steps=3 * (turn + 1))
+        runs.append({str(n): x for n, x in losses.items()})
+    return runs
+
+
+def logical() -> dict[str, Any]:
+    """Lay a model out by the names that it gives its dimensions."""
+
+    class Named(nn.Module):
+        @nn.compact
+        def __call__(self, x: Any) -> Any:
+            init = nn.with_logical_partitioning(nn.initializers.lecun_normal(), ("embed", "mlp"))
+            return nn.Dense(64, kernel_init=init)(x)
+
+    objective = telic.supervised(Named(), "mean_squared_error")
+    layout = telic.Layout(logical={"embed": "fsdp", "mlp": "tensor"}, smallest=1)
+    example = {"inputs": np.zeros((8, 32), np.float32), "targets": np.zeros((8, 64), np.float32)}
+    mesh = telic.MeshSpec(data=1, fsdp=4, tensor=2)
+    made = telic.Trainer(objective, "adam", key=0, mesh=mesh, layout=layout)
+    state = made.place(example)
+    return {
+        "table": str(layout.explain(objective, mesh=mesh, example=example)),
+        "specs": {n: str(getattr(x.sharding, "spec", None)) for n, x in tree.named_leaves(state).items()},
+    }
+
+
+def refused() -> dict[str, str]:
+    """Collect what is refused, and with which words."""
+    found: dict[str, str] = {}
+    example = {"inputs": np.zeros((8, 63), np.float32), "targets": np.zeros((8, 65), np.float32)}
+    asked = {
+        "replicated": ({"fsdp": 8, "data": 1}, telic.Layout(smallest=1)),
+        "indivisible": ({"fsdp": 8, "data": 1}, telic.Layout({"params/**/kernel": ("fsdp",)})),
+        "no leaf": ({"fsdp": 8, "data": 1}, telic.Layout({"params/kernal": ("fsdp",)})),
+        "devices": ({"data": 3}, None),
+    }
+    for name, (axes, layout) in asked.items():
+        made = telic.Trainer(
+            telic.supervised(nn.Dense(65), "mean_squared_error"),
+            "adam",
+            key=0,
+            mesh=telic.MeshSpec(**axes),
+            layout=layout,
+        )
+        try:
+            made.place(example)
+            found[name] = ""
+        except ValueError as error:
+            found[name] = str(error)
+    return found
+
+
+def placements() -> dict[str, Any]:
+    """Look at what is placed: rows over devices, and one device that stays what it was."""
+    made = placement_for(telic.MeshSpec(data=2, fsdp=4))
+    assert isinstance(made, MeshPlacement)
+    full, rest = (made.put({"x": np.zeros((rows, 3))}, fresh=True)["x"] for rows in (16, 6))
+    single = telic.MeshSpec().build(jax.devices()[:1])
+    return {
+        "full": [len({str(s.index) for s in full.addressable_shards}), len(full.sharding.device_set)],
+        "rest": len({str(s.index) for s in rest.addressable_shards}),
+        "single": isinstance(placement_for(single), SingleDevice),
+        "none": isinstance(placement_for(None), SingleDevice),
+    }
+
+
+def host_metric() -> float:
+    """Compute a metric on the host from outputs that lie on eight devices."""
+    rows: list[int] = []
+
+    class Count:
+        name, mode, reads, host = "rows", None, ("prediction",), True
+
+        def init(self, *args: Any) -> int:
+            return 0
+
+        def update(self, acc: int, *args: Any, weights: Any = None) -> int:
+            rows.append(len(args[0]))
+            return acc + len(args[0])
+
+        def merge(self, a: int, b: int) -> int:
+            return a + b
+
+        def compute(self, acc: int) -> float:
+            return float(acc)
+
+    metric: Metric = Count()  # pyright: ignore[reportAssignmentType]
+    made = telic.Trainer(telic.supervised(nn.Dense(2), "mean_squared_error"), "sgd", key=0, mesh=telic.MeshSpec())
+    data = columns({"inputs": np.ones((38, 3)), "targets": np.ones((38, 2))}, batch=8, held_out=22)
+    state = made.fit(data, steps=2, log_every=0)
+    return made.evaluate(data, state=state, metrics=[metric])["rows"]
+
+
+def main(directory: str) -> None:
+    print(
+        json.dumps(
+            {
+                "remainder": remainder(),
+                "resharded": resharded(Path(directory)),
+                "logical": logical(),
+                "refused": refused(),
+                "placements": placements(),
+                "host metric": host_metric(),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,69 @@
+"""One device and eight give the same losses, metrics and evaluations, however the eight are used."""
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from tests.distributed.running import run
+
+MESHES = ("data", "fsdp", "data x fsdp", "fsdp x tensor")
+
+
+QUICK = ("one", "fsdp x tensor")
+"""What the quick tests compare: the mesh where most can go wrong."""
+
+
+@cache
+def found(problem: str, steps: int, labels: tuple[str, ...] = ("one", *MESHES)) -> Any:
+    return run("equality", problem, steps, *labels)
+
+
+def check(results: Any, mesh: str, steps: int) -> None:
+    one, many = results["one"], results[mesh]
+    for count in ("updates", "attempts", "rejected"):
+        assert many[count] == one[count], count
+    assert len(many["losses"]) == steps // 5
+    assert many["losses"] == pytest.approx(one["losses"], rel=1e-5)
+    assert many["scores"] == pytest.approx(one["scores"], rel=1e-5)
+    assert many["metrics"] == pytest.approx(one["metrics"], rel=1e-5)
+
+
+def test_a_decoder_trains_the_same_on_eight_devices() -> None:
+    """Catches a mean over each device's own rows, an update of a part of a leaf, and a remainder counted twice."""
+    check(found("decoder", 20, QUICK)["results"], QUICK[1], 20)
+
+
+def test_a_sharded_state_is_in_parts() -> None:
+    """Catches a layout that is looked at and not followed: every device would hold everything."""
+    bytes_of = found("decoder", 20, QUICK)["parts"]
+    here, whole = bytes_of["one"]
+    assert here == whole
+    assert bytes_of["fsdp x tensor"][0] < whole / 1.8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("problem", ["digits", "dit"])
+def test_fifty_steps_are_the_same_on_every_mesh(problem: str, mesh: str) -> None:
+    """Catches BatchNorm over a device's own rows, dropout that differs by device, and one bad shard kept elsewhere."""
+    results = found(problem, 50)["results"]
+    check(results, mesh, 50)
+    assert results[mesh]["rejected"] > 0
+
+
+@pytest.mark.slow
+def test_fifty_steps_of_a_decoder_are_the_same_on_a_mesh_of_copies_and_parts() -> None:
+    """Catches what shows only after the first epoch: rows of another order, an average that drifts."""
+    labels = ("one", "data x fsdp")
+    check(found("decoder", 50, labels)["results"], labels[1], 50)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mesh", "share"), [("data", 1), ("fsdp", 6), ("data x fsdp", 3), ("fsdp x tensor", 1.8)])
+def test_each_mesh_splits_the_state_as_it_says(mesh: str, share: float) -> None:
+    """Catches copies where there should be parts, and parts where there should be copies."""
+    bytes_of = found("dit", 50)["parts"]
+    here, whole = bytes_of[mesh]
+    assert here <= whole / share
+    assert (here == whole) == (mesh == "data")

@@ -1,0 +1,58 @@
+"""Remainders, other meshes in the middle of a run, layouts by names, and what is refused, on eight devices."""
+
+from typing import Any
+
+import pytest
+
+from tests.distributed.running import run
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return run("meshes", tmp_path_factory.mktemp("meshes"))
+
+
+def test_every_record_is_evaluated_once_whatever_the_remainder(said: Any) -> None:
+    """Catches padding that is counted, rows that are dropped, and a mean of the devices' means."""
+    assert said["remainder"] == {"seventy": [34.5, 5], "five": [2.0, 1]}
+
+
+def test_a_run_goes_on_from_one_mesh_to_another(said: Any) -> None:
+    """Catches parts of a leaf put back in another order, and data that begins anew."""
+    turns, one = said["resharded"]
+    assert list(turns) == list(one) == [str(n) for n in range(1, 13)]
+    assert list(turns.values()) == pytest.approx(list(one.values()), rel=1e-6)
+
+
+def test_a_model_that_names_its_dimensions_is_laid_out_by_them(said: Any) -> None:
+    """Catches names that are lost when a model is initialised, and optimizer state that lies elsewhere."""
+    specs = said["logical"]["specs"]
+    kernels = {name: spec for name, spec in specs.items() if name.endswith("kernel")}
+    assert len(kernels) == 3, "the parameter and two moments"
+    assert all("('fsdp', 'tensor')" in spec for spec in kernels.values())
+    assert "params/Dense_0/kernel" in said["logical"]["table"]
+    assert "fsdp, tensor" in said["logical"]["table"]
+
+
+@pytest.mark.parametrize(
+    ("case", "says"),
+    [
+        ("replicated", "100.0% of the state's bytes whole on every device"),
+        ("indivisible", "splits dimension 0 of params/kernel, [63, 65], over fsdp = 8 devices"),
+        ("no leaf", "'params/kernal' names no leaf. Did you mean 'params/kernel'?"),
+        ("devices", "data=3 uses 3 devices and there are 8"),
+    ],
+)
+def test_a_layout_that_does_not_fit_is_refused(said: Any, case: str, says: str) -> None:
+    """Catches a layout that quietly keeps everything everywhere, or fails inside XLA."""
+    assert says in said["refused"][case]
+
+
+def test_rows_are_split_over_as_many_devices_as_divide_them(said: Any) -> None:
+    """Catches a batch that is whole on every device, and a change of the path that one device takes."""
+    assert said["placements"] == {"full": [8, 8], "rest": 2, "single": True, "none": True}
+
+
+def test_a_metric_on_the_host_sees_every_row_once(said: Any) -> None:
+    """Catches outputs gathered from one device alone."""
+    assert said["host metric"] == 22.0

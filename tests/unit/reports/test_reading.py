@@ -1,0 +1,176 @@
+"""Run directories as values: odd files, all states, curves."""
+
+import json
+import math
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from telic.reports import find_runs, findings, read_run, reading, visible
+from telic.reports.reading import Run
+from telic.reports.series import MAX_POINTS, metric_panels, split, thinned
+
+
+def write(directory: Path, record: Any = None, lines: list[Any] | None = None) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    if record is not None:
+        (directory / "run.json").write_text(json.dumps(record))
+    if lines is not None:
+        (directory / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return directory
+
+
+def line(batches: int, *, epoch: int = 0, kind: str = "interval", **more: Any) -> dict[str, Any]:
+    return {"kind": kind, "epoch": epoch, "total_iterations": batches, "seconds": batches / 10, **more}
+
+
+def test_reading_loads_neither_jax_nor_numpy() -> None:
+    """Catches a report that waits for JAX, or cannot be made where it is not installed."""
+    program = "import sys, telic.reports; print([m for m in ('jax', 'numpy', 'rich') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "{", "null", '{"metrics": 3}', "\x00" * 50, '{"epoch": "x", "total_iterations": 1}', "[" * 5000],
+)
+def test_odd_files_are_left_out(content: str, tmp_path: Path) -> None:
+    """Catches a run that takes the page of all others with it."""
+    for name in ("run.json", "metrics.jsonl", "profile.json"):
+        (tmp_path / name).write_text(content + "\n")
+    run = read_run(tmp_path)
+    assert run.lines == ()
+    assert run.status == "unknown"
+    assert findings([run]) == ([] if run.bad_lines == 0 else findings([run]))
+
+
+def test_lines_are_read_with_what_json_has_no_word_for(tmp_path: Path) -> None:
+    """Catches a NaN that is read as text, a nested value that ends the page, and an unfinished last line counted."""
+    write(
+        tmp_path, lines=[line(1, metrics={"loss": "NaN", "odd": {"a": 1}, "list": [1], "flag": True, "big": 10**400})]
+    )
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"epoch": 0, "total_it')
+    run = read_run(tmp_path)
+    assert set(run.lines[0].metrics) == {"loss"}
+    assert math.isnan(run.lines[0].metrics["loss"])
+    assert run.bad_lines == 0
+
+
+def test_statuses(tmp_path: Path) -> None:
+    """Catches a killed run that is shown as running, and one on another machine that is called dead."""
+    here = socket.gethostname()
+    done = subprocess.Popen([sys.executable, "-c", ""])
+    done.wait()
+    cases: dict[str, tuple[Any, str]] = {
+        "mine": ({"status": "running", "process": {"pid": os.getpid(), "host": here}}, "running"),
+        "killed": ({"status": "running", "process": {"pid": done.pid, "host": here}}, "gone"),
+        "elsewhere": ({"status": "running", "process": {"pid": done.pid, "host": here + "x"}}, "running"),
+        "odd": ({"status": "running", "process": {"pid": "1", "host": here}}, "running"),
+        "huge": ({"status": "running", "process": {"pid": 10**30, "host": here}}, "gone"),
+        "done": ({"status": "completed"}, "completed"),
+        "invented": ({"status": "<b>"}, "unknown"),
+        "none": ({}, "unknown"),
+    }
+    for name, (record, status) in cases.items():
+        assert read_run(write(tmp_path / name, record)).status == status, name
+
+
+def test_runs_are_found_below_a_folder(tmp_path: Path) -> None:
+    """Catches a checkpoint taken for a run, and two runs of one name."""
+    for name in ("a", "deep/a", "a/100", "a/earlier/1", ".hidden"):
+        write(tmp_path / name, {"status": "completed"})
+    assert set(find_runs(tmp_path)) == {"a", "deep/a"}
+    assert set(find_runs(tmp_path / "a")) == {"a"}
+
+
+def test_panels_put_validation_beside_training(tmp_path: Path) -> None:
+    """Catches a named set or a validation that gets a panel of its own."""
+    metrics = {"accuracy": 0.5, "loss": 1.0, "validation_loss": 2.0, "validation_far_loss": 3.0, "validation_fid": 4.0}
+    run = read_run(write(tmp_path, lines=[line(1, metrics=metrics)]))
+    panels = {name: [curve.name for curve in curves] for name, curves in metric_panels([run]).items()}
+    assert panels == {
+        "loss": ["training", "validation", "validation far"],
+        "accuracy": ["training"],
+        "fid": ["validation"],
+    }
+    assert next(iter(panels)) == "loss"
+
+
+def test_thinning_keeps_the_extremes() -> None:
+    """Catches a spike that is drawn in a short run and lost in a long one."""
+    points = tuple((i, 0.0 if i != 7777 else 9.0) for i in range(20_000))
+    kept = thinned(points)
+    assert len(kept) <= MAX_POINTS + 2
+    assert (7777, 9.0) in kept
+    assert kept[0] == points[0]
+    assert kept[-1] == points[-1]
+    assert list(kept) == sorted(kept)
+
+
+def told(tmp_path: Path, record: Any = None, lines: list[Any] | None = None) -> dict[str, str]:
+    return {f.title: f.level for f in findings([read_run(write(tmp_path, record, lines))])}
+
+
+def test_findings_say_what_happened(tmp_path: Path) -> None:
+    """Catches an explanation that is missing where it is needed, or given where nothing is wrong."""
+    fine = [line(i, metrics={"loss": 1 / i}, training={"learning_rate": 0.1}) for i in range(1, 9)]
+    assert told(tmp_path / "fine", {"status": "completed"}, fine) == {}
+    bad = [line(i, metrics={"loss": "NaN", "rejected": 3.0}) for i in range(1, 3)]
+    assert told(tmp_path / "nan", {"status": "completed"}, bad) == {
+        "loss was not finite": "bad",
+        "Attempts were rejected": "warning",
+    }
+    assert told(tmp_path / "failed", {"status": "failed", "error": "ValueError: x"}) == {"The run failed": "bad"}
+    worse = [
+        line(i, kind="epoch", epoch=i, metrics={"loss": 1 / (i + 1), "validation_loss": 1.0 + 0.1 * abs(i - 2)})
+        for i in range(8)
+    ]
+    assert told(tmp_path / "over", {"status": "halted"}, worse) == {
+        "The run overfits": "warning",
+        "The run was halted": "note",
+    }
+    slow = [line(1, metrics={"loss": 1.0}, speed={"seconds": {"data": 60.0, "device": 40.0}})]
+    assert told(tmp_path / "slow", {"status": "completed"}, slow) == {"The run waits for data": "warning"}
+    git = {"status": "completed", "git": {"changed": ["a.py", "b.py"]}}
+    assert told(tmp_path / "git", git, fine) == {"The code was not committed": "note"}
+    grown = [line(i, metrics={"loss": float(i * i)}) for i in range(1, 6)]
+    assert told(tmp_path / "grown", {"status": "completed"}, grown) == {"The loss grew": "bad"}
+
+
+def test_findings_compare_runs(tmp_path: Path) -> None:
+    """Catches losses of two versions of JAX that are compared without a word."""
+    runs: list[Run] = []
+    for name, version in (("a", "1"), ("b", "2")):
+        runs.append(read_run(write(tmp_path / name, {"status": "completed", "versions": {"jax": version, "x": "1"}})))
+    (found,) = findings(runs)
+    assert found.title == "Other versions"
+    assert found.text.startswith("jax differ")
+
+
+def test_split_adds_up(tmp_path: Path) -> None:
+    """Catches time that is counted twice or lost between lines."""
+    made = [line(i, speed={"seconds": {"data": 1.0, "device": 0.5}}) for i in range(4)]
+    assert split(read_run(write(tmp_path, lines=made))) == {"data": 4.0, "device": 2.0}
+
+
+def test_visible_leaves_nothing_to_obey() -> None:
+    """Catches an escape code, a bidirectional override or a line break in a name."""
+    assert visible("a\x1b[31m\u202eb\nc") == "a\\x1b[31m\\u202eb\\nc"
+    assert visible("été ✓") == "été ✓"
+    assert len(visible("x" * 1000)) == 200
+
+
+def test_the_beginning_of_a_very_long_record_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a whole record that is called damaged because it was read from its middle."""
+    monkeypatch.setattr(reading, "_MAX_LOG_BYTES", 500)
+    run = read_run(write(tmp_path, lines=[line(i, metrics={"loss": 1.0}) for i in range(100)]))
+    assert 0 < len(run.lines) < 100
+    assert run.lines[-1].batches == 99
+    assert run.bad_lines == 0
