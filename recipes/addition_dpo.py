@@ -14,7 +14,7 @@ from telic.config import Run, open_recipe
 class Settings:
     """What --set changes."""
 
-    steps: int = 600
+    steps: int = 400
     sft_steps: int = 500
     start: Path = Path("runs/addition_sft")
 
@@ -28,5 +28,5 @@ def finetuned(start: Path, steps: int):
 
 def build(settings: Settings) -> Run:
     """Give the run."""
-    trainer, data = training(finetuned(settings.start, settings.sft_steps))
+    trainer, data = training(finetuned(settings.start, settings.sft_steps), settings.steps)
     return Run(trainer=trainer, data=data, steps=settings.steps, eval_every=100, checkpoint_every=100)

@@ -15,12 +15,12 @@ from telic.config import Run
 class Settings:
     """What --set changes."""
 
-    steps: int = 600
+    steps: int = 500
     sft_steps: int = 500
     start: Path = Path("runs/addition_sft")
 
 
 def build(settings: Settings) -> Run:
     """Give the run."""
-    trainer, data = training(finetuned(settings.start, settings.sft_steps))
+    trainer, data = training(finetuned(settings.start, settings.sft_steps), settings.steps)
     return Run(trainer=trainer, data=data, steps=settings.steps, checkpoint_every=100)
