@@ -214,6 +214,8 @@ class EDM:
       sigma_min: Smallest noise level of sampling.
       sigma_max: Largest, at which sampling starts.
       rho: Exponent of the "karras" spacing.
+      time_scale: Multiplies the number that tells the network its noise level, log(sigma) / 4. A network whose waves turn
+        once in 2 pi, such as `DiT`, tells levels apart by some hundreds.
     Source: Karras et al. 2022 table 1.
     """
 
@@ -222,9 +224,10 @@ class EDM:
     sigma_min: float = 0.002
     sigma_max: float = 80.0
     rho: float = 7.0
+    time_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_positive(self, "std", "sigma_min", "sigma_max", "rho")
+        _check_positive(self, "std", "sigma_min", "sigma_max", "rho", "time_scale")
 
     def marginal(self, t: Any) -> tuple[Array, Array]:
         t = wide(t)
@@ -241,7 +244,7 @@ class EDM:
         return wide(ratio)
 
     def network_time(self, t: Any) -> Array:
-        return jnp.log(wide(t)) / 4
+        return self.time_scale * jnp.log(wide(t)) / 4
 
     def times(self, num_steps: int, *, spacing: str | None = None) -> Any:
         """Give noise levels for "karras" (the default), "exponential", "polyexponential" or "uniform"."""
