@@ -11,6 +11,8 @@ import hypothesis
 import jax
 import pytest
 
+from tests.slow import listed
+
 # A first example compiles, so it may take any time. Examples are derived from the test, so that a failure is the same
 # everywhere; `HYPOTHESIS_PROFILE=search` looks for new ones.
 hypothesis.settings.register_profile("fixed", deadline=None, derandomize=True, max_examples=50)
@@ -33,3 +35,11 @@ def strict_rank() -> Iterator[None]:
     """Make a broadcast between arrays of different rank an error, for numerics of our own."""
     with jax.numpy_rank_promotion("raise"):
         yield
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that were measured to take long (`tests.slow`)."""
+    slow = listed()
+    for item in items:
+        if item.nodeid in slow:
+            item.add_marker(pytest.mark.slow)
