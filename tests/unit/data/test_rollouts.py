@@ -133,7 +133,7 @@ def test_a_rollout_serves_its_updates_and_microbatches() -> None:
 def test_an_epoch_is_a_pass_over_the_prompts() -> None:
     """Catches an epoch without an end, prompts that come twice in it, and one order for every epoch."""
     sampler = Sampler()
-    source = rollouts(sampler, updates=2)
+    source = rollouts(sampler, updates=2, seed=1)
     for epoch in (0, 1):
         source.begin(epoch)
         for _ in range(4):
