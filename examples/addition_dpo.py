@@ -25,8 +25,8 @@ def training(start, steps: int = 400):
     learned, held_out = problems()
     # The last 500 pairs are kept for validation, which is what evaluate reads.
     data = preference_pairs(pairs(learned + held_out), TOKENIZER, length=LENGTH, batch=64, held_out=len(held_out))
-    # Pairs alone would also make right answers less likely, as long as wrong ones lose more; a little of what was learned
-    # before holds them up.
+    # Pairs alone would also make right answers less likely, as long as wrong ones lose more; a little of what was
+    # learned before holds them up.
     loss = {"sigmoid": 1.0, "sft": 0.3}
     objective = telic.objectives.DPOObjective(MODEL, variables=start, beta=0.1, loss_type=loss)
     schedule = optax.cosine_decay_schedule(1e-3, steps)

@@ -70,8 +70,8 @@ _ORDERS = 0x6F726465
 def epoch_order(seed: int, epoch: int, length: int) -> NDArray[np.int64]:
     """Give the order of an epoch: a permutation of ``range(length)``, the same in every process and version.
 
-    It sorts raw words of PCG64, whose stream NumPy guarantees; it does not guarantee `Generator.permutation`. The stream
-    is none that `np.random.default_rng` gives for a seed: rows that were drawn from that one would come out sorted.
+    It sorts raw words of PCG64, whose stream NumPy guarantees; it does not guarantee `Generator.permutation`. The
+    stream is none that `np.random.default_rng` gives for a seed: rows drawn from that one would come out sorted.
     """
     words = np.random.PCG64(np.random.SeedSequence([seed, epoch], spawn_key=(_ORDERS,))).random_raw(length)
     return np.argsort(words, kind="stable")

@@ -214,8 +214,8 @@ class EDM:
       sigma_min: Smallest noise level of sampling.
       sigma_max: Largest, at which sampling starts.
       rho: Exponent of the "karras" spacing.
-      time_scale: Multiplies the number that tells the network its noise level, log(sigma) / 4. A network whose waves turn
-        once in 2 pi, such as `DiT`, tells levels apart by some hundreds.
+      time_scale: Multiplies the number that tells the network its noise level, log(sigma) / 4. A network whose waves
+        turn once in 2 pi, such as `DiT`, tells levels apart by some hundreds.
     Source: Karras et al. 2022 table 1.
     """
 
