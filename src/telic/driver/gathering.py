@@ -85,5 +85,6 @@ class Gathering:
         slab, self._slab = self._slab, None
         if slab is None:
             return
-        self._driver.advance(Run(slab, 0, slab.count), epoch=self._epoch, iteration=self._iteration)
+        # It is free for later batches also where this raises.
         self._free.append(slab)
+        self._driver.advance(Run(slab, 0, slab.count), epoch=self._epoch, iteration=self._iteration)

@@ -76,6 +76,26 @@ def test_a_pass_that_ended_early_leaves_nothing_for_the_next() -> None:
     assert int(inner.accumulators("index")) == 3
 
 
+def test_passes_that_fail_go_on_to_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that is lost with each failed dispatch: the fourth pass failed for want of it, and hid the cause."""
+    trainer = telic.Trainer(telic.supervised(nn.Dense(4), "softmax_cross_entropy"), "sgd", key=0)
+    data = rows(*(8,) * 3)
+    step = trainer.train_step().bind(data[0])
+    evaluation = step.evaluation()
+    state = evaluation.adopt(data[0], step.init(data[0]).variables)
+    driver = Gathering(StepDriver(evaluation, {}, SingleDevice(), DriverOptions(strict=False), carries=False))
+    driver.start(state, data[0])
+
+    def broken(*given: Any, **where: Any) -> None:
+        raise RuntimeError("the cause")
+
+    monkeypatch.setattr(StepDriver, "advance", broken)
+    for _ in range(5):
+        driver.restart(state)
+        with pytest.raises(RuntimeError, match="the cause"):
+            driver.advance([data[0]], epoch=0, iteration=0)
+
+
 def test_iterations_of_one_dispatch_follow_the_device_and_not_the_host() -> None:
     """A dispatch that was done before anybody waited for it looked like one that took no time, so that the next ones
     grew until a signal had to wait for a minute."""
