@@ -12,7 +12,7 @@ import jax
 
 from telic.loop.ports import Agree, Meter
 
-GROUP_SECONDS = 1.0
+GROUP_SECONDS = 0.5
 """A dispatch is kept about this short, so that a signal or an error is never far.
 
 A slow step gains by company too: XLA's CPU backend takes the memory of a dispatch from the system anew each time, which
@@ -24,6 +24,9 @@ _IN_FLIGHT = 3
 
 _LONG_SECONDS = 0.1
 """A dispatch that takes longer is followed by one at most, which is enough to keep the device busy."""
+
+_STRETCH = 3
+"""A window stays in one dispatch where that makes it this many times as long at most."""
 
 
 class Pace:
@@ -49,8 +52,7 @@ class Pace:
         if self.seconds is None:
             return 1
         most = int(GROUP_SECONDS / max(self.seconds, 1e-9))
-        if most < period <= 2 * most:
-            # A window stays whole where that makes a dispatch twice as long at most.
+        if most < period <= _STRETCH * most:
             most = period
         most = min(room, most)
         return most - most % period if most > period else max(1, most)
@@ -60,11 +62,12 @@ class Pace:
         """Dispatches that may not be done when `follow` returns, at most."""
         if self.seconds is None:
             return 0
-        return _IN_FLIGHT if self.seconds * self._count < _LONG_SECONDS else 1
-
-    @property
-    def _count(self) -> int:
-        return max((count for _, count, _ in self._in_flight), default=1)
+        count = max((count for _, count, _ in self._in_flight), default=1)
+        seconds = self.seconds * count
+        if seconds < _LONG_SECONDS:
+            return _IN_FLIGHT
+        # Nothing waits behind a stretched window: a signal would wait for both.
+        return 0 if count > 1 and seconds > 1.5 * GROUP_SECONDS else 1
 
     def started(self, ticket: Any) -> None:
         """Wait for the first dispatch of a program, which measures nothing."""

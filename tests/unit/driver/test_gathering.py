@@ -121,10 +121,11 @@ def test_iterations_of_one_dispatch_follow_the_device_and_not_the_host() -> None
     [
         (None, 128, 1, 1),
         (1e-4, 128, 1, 128),
-        (0.16, 128, 1, 6),
+        (0.16, 128, 1, 3),
         (0.16, 128, 8, 8),
         (0.16, 128, 5, 5),
-        (0.3, 128, 8, 3),
+        (0.08, 128, 8, 8),
+        (0.3, 128, 8, 1),
         (1e-4, 128, 3, 126),
         (1e-4, 20, 8, 16),
         (1e-4, 5, 8, 5),
@@ -137,3 +138,17 @@ def test_windows_stay_whole_where_there_is_time(seconds: float | None, room: int
     pace = Pace()
     pace.seconds = seconds
     assert pace.width(room, period) == width
+
+
+@pytest.mark.parametrize(
+    ("seconds", "count", "ahead"),
+    [(None, 1, 0), (1e-4, 128, 3), (0.16, 1, 1), (0.16, 3, 1), (0.16, 8, 0), (3.0, 1, 1)],
+)
+def test_little_waits_behind_a_long_dispatch(seconds: float | None, count: int, ahead: int) -> None:
+    """A signal that comes in a stretched window must not wait for a second one; a single step hides the host's work."""
+    pace = Pace()
+    pace.seconds = 1e-9
+    ticket = jnp.zeros(())
+    pace.follow(ticket, count, time.perf_counter())
+    pace.seconds = seconds
+    assert pace.ahead == ahead
