@@ -88,6 +88,11 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "one array": (lambda: make().run(X), r"one batch as \[batch\]"),
     "an exhausted generator": (lambda: make().run(iter(BATCH), epochs=2), "read only once; pass a list"),
     "inputs alone": (lambda: make().run([X]), r"a supervised batch is \(inputs, targets\).* got ndarray of shape"),
+    "lists of numbers": (
+        lambda: make().run([(X.tolist(), Y)]),
+        r"inputs of a supervised batch must be an array .* numpy\.asarray\(inputs\)",
+    ),
+    "targets in a list": (lambda: make().run([(X, Y.tolist())]), "targets of a supervised batch must be an array"),
     "fields of other names": (lambda: make().run([{"input": X, "target": Y}]), r"mapping with \['input', 'target'\]"),
     "negative epochs": (lambda: make().run(BATCH, epochs=-1), "epochs must be 0 or more, got -1"),
     "epochs and steps": (lambda: make().run(BATCH, epochs=1, steps=1), "epochs= or steps=, not both"),
