@@ -50,6 +50,12 @@ def digits(split: str) -> dict[str, np.ndarray]:
     return {"image": found["inputs"] * 2 - 1, "label": found["targets"]}
 
 
+def held_out() -> list[dict[str, np.ndarray]]:
+    """Give the test digits in batches."""
+    test = digits("test")
+    return [{name: rows[i : i + 500] for name, rows in test.items()} for i in range(0, 2000, 500)]
+
+
 def train_reader(epochs: int):
     """Train the classifier; give its accuracy on the test digits and a function from images to (classes, features)."""
     data, test = digits("train"), digits("test")

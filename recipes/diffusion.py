@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from examples.diffusion_digits import digits, training
+from examples.diffusion_digits import held_out, training
 from telic.config import Run
 
 
@@ -20,12 +20,11 @@ class Settings:
 def build(settings: Settings) -> Run:
     """Give the run."""
     trainer, data = training(settings.process, settings.steps, dim=settings.dim, depth=settings.depth)
-    test = digits("test")
     return Run(
         trainer=trainer,
         data=data,
         steps=settings.steps,
-        validation=[{name: rows[i : i + 500] for name, rows in test.items()} for i in range(0, 2000, 500)],
+        validation=held_out(),
         averaged=True,
         log_every=100,
         checkpoint_every=250,

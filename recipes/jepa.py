@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from examples.jepa_digits import digits, training
+from examples.diffusion_digits import held_out
+from examples.jepa_digits import training
 from telic.config import Run
 
 
@@ -18,12 +19,11 @@ class Settings:
 def build(settings: Settings) -> Run:
     """Give the run."""
     trainer, data = training(settings.steps, dim=settings.dim, depth=settings.depth)
-    test = digits("test")
     return Run(
         trainer=trainer,
         data=data,
         steps=settings.steps,
-        validation=[{name: rows[i : i + 500] for name, rows in test.items()} for i in range(0, 2000, 500)],
+        validation=held_out(),
         averaged=True,
         log_every=100,
         checkpoint_every=250,

@@ -11,9 +11,13 @@ import numpy as np
 from flax import linen as nn
 
 import telic
+from benchmarks.scale import traffic_of
 from telic import tree
+from telic.contract import as_result
 from telic.data import columns
 from telic.metrics import Metric
+from telic.models import Decoder, DecoderConfig
+from telic.objectives import LMObjective
 from telic.placement import MeshPlacement, SingleDevice, placement_for
 from tests.distributed.problems import BATCH, PROBLEMS
 
@@ -131,6 +135,27 @@ def placements() -> dict[str, Any]:
     }
 
 
+def exchanged() -> float:
+    """Count what one step of a decoder brings to a device, its head in blocks, over the bytes of its parameters."""
+    config = DecoderConfig(vocab_size=512, d_model=64, num_layers=3, num_heads=4, d_ff=256, scan=True, tied=True)
+    mesh, layout = telic.MeshSpec(data=2, fsdp=4), telic.Layout(smallest=256)
+    objective = LMObjective(Decoder(config), head_chunks=4)
+    made = telic.Trainer(objective, telic.optimizers.sgd(0.1), key=0, mesh=mesh, layout=layout)
+    batch = {"tokens": np.zeros((64, 65), np.int32)}
+    state = made.place(batch)
+    placement = MeshPlacement(mesh.build(), layout)
+    step = made.train_step().bind(batch)
+
+    def run(state: Any, batch: Any) -> Any:
+        with placement.on_mesh():
+            return as_result(step.step(state, batch)).state
+
+    placed = placement.put(batch, fresh=True)
+    program = jax.jit(run, donate_argnums=0, out_shardings=placement.pins(state)).lower(state, placed).compile()
+    num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state.variables))
+    return sum(traffic_of(program.as_text(), 8).values()) / num_bytes
+
+
 def host_metric() -> float:
     """Compute a metric on the host from outputs that lie on eight devices."""
     rows: list[int] = []
@@ -168,6 +193,7 @@ def main(directory: str) -> None:
                 "refused": refused(),
                 "placements": placements(),
                 "host metric": host_metric(),
+                "exchanged": exchanged(),
             }
         )
     )

@@ -44,19 +44,13 @@ def test_a_sharded_state_is_in_parts() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("problem", ["digits", "dit"])
+@pytest.mark.parametrize("problem", ["digits", "decoder", "dit"])
 def test_fifty_steps_are_the_same_on_every_mesh(problem: str, mesh: str) -> None:
     """Catches BatchNorm over a device's own rows, dropout that differs by device, and one bad shard kept elsewhere."""
     results = found(problem, 50)["results"]
     check(results, mesh, 50)
-    assert results[mesh]["rejected"] > 0
-
-
-@pytest.mark.slow
-def test_fifty_steps_of_a_decoder_are_the_same_on_a_mesh_of_copies_and_parts() -> None:
-    """Catches what shows only after the first epoch: rows of another order, an average that drifts."""
-    labels = ("one", "data x fsdp")
-    check(found("decoder", 50, labels)["results"], labels[1], 50)
+    # No row of tokens can be spoilt.
+    assert (results[mesh]["rejected"] > 0) == (problem != "decoder")
 
 
 @pytest.mark.slow

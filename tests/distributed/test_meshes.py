@@ -56,3 +56,12 @@ def test_rows_are_split_over_as_many_devices_as_divide_them(said: Any) -> None:
 def test_a_metric_on_the_host_sees_every_row_once(said: Any) -> None:
     """Catches outputs gathered from one device alone."""
     assert said["host metric"] == 22.0
+
+
+def test_a_step_gathers_weights_and_not_activations(said: Any) -> None:
+    """Catches hidden states that are gathered in every layer, and a head that gathers its table for every block.
+
+    Over four devices two passes gather each weight, 3/4 of it, and a sum of gradients brings twice as much; over the
+    two copies a quarter of them is summed: 3.25 times the parameters. The rest is the embedding's few activations.
+    """
+    assert said["exchanged"] < 4.5

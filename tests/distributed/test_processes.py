@@ -7,7 +7,7 @@ import pytest
 
 from telic.checkpoints import verify
 from tests.distributed.running import Ended, launch
-from tests.distributed.test_equality import QUICK, found
+from tests.distributed.test_equality import found
 
 EIGHT = {"data": 2, "fsdp": 4}
 RUN: dict[str, Any] = {
@@ -36,8 +36,8 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def test_two_processes_train_like_one_device(tmp_path: Path) -> None:
     """Catches each process training by itself, and rows of a remainder lost or counted twice in an evaluation."""
-    results = fine(launch(tmp_path / "out", what="train", problem="decoder", mesh=EIGHT, steps=20))
-    one = found("decoder", 20, QUICK)["results"]["one"]
+    results = fine(launch(tmp_path / "out", what="train", problem="decoder", mesh=EIGHT, steps=50))
+    one = found("decoder", 50, ("one", "data x fsdp"))["results"]["one"]
     assert sorted(results) == [0, 1]
     for many in results.values():
         assert many["losses"] == pytest.approx(one["losses"], rel=1e-5)
@@ -71,6 +71,8 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path: Path, straight: Any) ->
     assert fine(again)[0]["digest"] == straight["digest"]
     report = verify(tmp_path / "b")
     assert report.is_fine, str(report)
+    parts = sorted(path.name for path in (tmp_path / "b" / "12" / "parts").iterdir())
+    assert parts == ["0.arrays", "1.arrays"], "each process saves what it has"
 
 
 @pytest.mark.slow
@@ -96,6 +98,18 @@ def test_a_run_goes_on_with_another_number_of_processes(tmp_path: Path, straight
     one = launch(tmp_path / "one", **{**RUN, "mesh": None}, directory=str(tmp_path / "b"), processes=1)
     losses, expected = fine(one)[0]["losses"], straight["losses"]
     assert sorted(losses, key=int) == ["6", "8", "10", "12"]
+    assert [losses[n] for n in losses] == pytest.approx([expected[n] for n in losses], rel=1e-6)
+
+
+@pytest.mark.slow
+def test_a_run_of_one_process_goes_on_in_two(tmp_path: Path, straight: Any) -> None:
+    """Catches a whole leaf that the processes do not take up in parts, and both reading the same share."""
+    fault = {"kind": "kill", "rank": 0, "step": 7}
+    alone = launch(tmp_path / "one", **{**RUN, "mesh": None}, directory=str(tmp_path / "b"), processes=1, fault=fault)
+    assert alone.code == 128 + 9, alone.said[-6000:]
+    two = launch(tmp_path / "two", **RUN, directory=str(tmp_path / "b"))
+    assert "continuing b at 4 of 12 updates" in two.said
+    losses, expected = fine(two)[0]["losses"], straight["losses"]
     assert [losses[n] for n in losses] == pytest.approx([expected[n] for n in losses], rel=1e-6)
 
 

@@ -19,7 +19,9 @@ from telic.checkpoints.files import Order
 from telic.checkpoints.leaves import Leaf
 from telic.checkpoints.manifest import Entry, Manifest
 from telic.checkpoints.manifest import read as read_manifest
+from telic.checkpoints.parts import FOLDER, Held
 from telic.checkpoints.points import reach
+from telic.checkpoints.sharing import Post, SharedSave, next_number
 from telic.errors import CheckpointError
 
 MAX_FAILURES = 2
@@ -63,10 +65,12 @@ class RunDirectory:
 
     Args:
       config: Where, and which checkpoints stay.
+      post: The processes that save their parts with this one; None where it is alone.
     """
 
-    def __init__(self, config: Checkpoints):
+    def __init__(self, config: Checkpoints, post: Post | None = None):
         self._config = config
+        self._post = post
         self._root = config.directory
         self._held = ExitStack()
         self._run = secrets.token_hex(16)
@@ -165,6 +169,7 @@ class RunDirectory:
         score: float | None,
         *,
         frozen: Collection[str] = (),
+        parts: Mapping[str, Held] | None = None,
         in_haste: bool = False,
     ) -> None:
         """Begin to save; returns before it is saved, and waits first for a save that is still under way.
@@ -175,19 +180,28 @@ class RunDirectory:
           arrays: Arrays by name that nothing will change or donate.
           score: What ranks it, or None.
           frozen: Names of arrays that no step can write: they are on the disk once.
+          parts: This process's parts of those arrays that no process has whole, where several save together.
           in_haste: The process is about to be killed: write, and leave reading back and deleting to the next run.
         """
         began = time.monotonic()
         self._join()
         self.waited_seconds += time.monotonic() - began
+        together = None
+        if self._post is not None and parts:
+            together = SharedSave(self._root, self._post, next_number(), parts, frozen, in_haste=in_haste)
 
         def work() -> None:
             try:
-                self._save(updates, body, arrays, score, frozen, in_haste)
+                self._save(updates, body, arrays, score, frozen, together, in_haste)
                 self._failures, self._error = 0, None
             except Exception as error:
                 self._failures += 1
                 self._error = error
+                if together is not None:
+                    # Nobody writes to what is half written any more, and none of it is linked to again.
+                    together.abandon()
+                    self._frozen = None
+                    files.clean(self._root)
 
         self._thread = threading.Thread(target=work, name="telic-checkpoint", daemon=True)
         self._thread.start()
@@ -234,6 +248,7 @@ class RunDirectory:
         arrays: Mapping[str, Any],
         score: float | None,
         frozen: Collection[str],
+        together: SharedSave | None,
         in_haste: bool,
     ) -> None:
         """Write, read back, and delete what is superfluous: on the background thread."""
@@ -243,12 +258,16 @@ class RunDirectory:
         reach("digests_made")
         order = self._free_order(updates)
         name = files.name_of(order)
+        beside = None
+        if together is not None:
+            entries |= together.lead(name, lambda made: self._like({**entries, **made}))
+            beside = together.folder(name)
         manifest = Manifest(self._run, entries, {**body, "score": score, "versions": versions()})
         like = self._like(entries)
         try:
-            self._write(name, manifest, packed, like, in_haste)
+            self._write(name, manifest, packed, like, in_haste, beside)
         except (CheckpointError, FileNotFoundError):
-            if like is None:
+            if like is None or beside is not None:
                 raise
             # The files it was linked to may be damaged or gone: what is in memory is not.
             self._write(name, manifest, packed, None, in_haste)
@@ -268,18 +287,28 @@ class RunDirectory:
         if self._frozen is None or not frozen or self._frozen[1] != frozen:
             return None
         name = self._frozen[0]
-        return name if (files.inside(self._root, name) / store.FROZEN).is_dir() else None
+        path = files.inside(self._root, name)
+        return name if any((path / part).is_dir() for part in (store.FROZEN, FOLDER)) else None
 
-    def _write(self, name: str, manifest: Manifest, arrays: store.Arrays, like: str | None, in_haste: bool) -> None:
+    def _write(
+        self,
+        name: str,
+        manifest: Manifest,
+        arrays: store.Arrays,
+        like: str | None,
+        in_haste: bool,
+        beside: Path | None = None,
+    ) -> None:
         """Write a checkpoint and read it back; of one that fails nothing stays."""
         size = sum(array.nbytes for at, array in arrays.items() if like is None or not store.is_frozen(at))
         free = shutil.disk_usage(self._root).free
         if free < size:
             raise OSError(f"the disk is full: {size:,} bytes are needed and {free:,} are free")
         try:
-            store.write(self._root, name, manifest, arrays, like)
+            store.write(self._root, name, manifest, arrays, like, beside=beside)
             if not in_haste:
-                store.read(self._root, name)
+                # Each process has read its parts back.
+                store.read(self._root, name, check_parts=beside is None)
         except Exception:
             # What is half written or does not read back would fill the disk, or be taken for a checkpoint.
             if (self._root / name).exists():

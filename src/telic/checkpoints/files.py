@@ -23,6 +23,8 @@ from telic.errors import BusyError, CheckpointError
 
 LOCK = ".lock"
 WRITING = ".writing"
+PARTS_WRITING = ".parts.writing"
+"""Where the processes of a run put their parts, until all are there and the checkpoint is written around them."""
 TRASH = ".trash"
 EARLIER = "earlier"
 """Where a run that is to begin anew puts the checkpoints of the one before it."""
@@ -32,7 +34,8 @@ Order = tuple[int, int]
 
 _NAME = re.compile(r"(0|[1-9][0-9]{0,17})(?:\.([1-9][0-9]{0,8}))?\Z", re.ASCII)
 _LEFTOVER = re.compile(
-    r"(?:0|[1-9][0-9]{0,17})(?:\.[1-9][0-9]{0,8})?\.(?:writing|trash)(?:\.orbax-checkpoint-tmp[-.0-9]*)?\Z", re.ASCII
+    r"(?:0|[1-9][0-9]{0,17})(?:\.[1-9][0-9]{0,8})?\.(?:writing|parts\.writing|trash)(?:\.orbax-checkpoint-tmp[-.0-9]*)?\Z",
+    re.ASCII,
 )
 _OURS = ("manifest", "arrays", "_CHECKPOINT_METADATA")
 _MAX_LOCK_BYTES = 4096
@@ -160,10 +163,11 @@ def size(path: Path) -> int:
 
 def link_tree(source: Path, target: Path) -> None:
     """Give a directory's files a second name each, below a new directory; where that is impossible, copies."""
-    shutil.copytree(source, target, copy_function=_link, symlinks=True)
+    shutil.copytree(source, target, copy_function=link, symlinks=True)
 
 
-def _link(source: str, target: str) -> None:
+def link(source: str, target: str) -> None:
+    """Give a file a second name; where that is impossible, a copy."""
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError as error:

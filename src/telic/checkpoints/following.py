@@ -1,5 +1,9 @@
-"""A run directory as those processes see it that do not write it: process 0 does, and tells them what to read."""
+"""A run directory as the processes other than 0 see it: that one writes it, and tells them what to read.
 
+Where the state is in parts they write theirs.
+"""
+
+import threading
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -7,6 +11,8 @@ from typing import Any
 from telic.checkpoints import store
 from telic.checkpoints.config import Checkpoints
 from telic.checkpoints.directory import Found, Saved
+from telic.checkpoints.parts import Held
+from telic.checkpoints.sharing import Post, SharedSave, next_number
 from telic.errors import CheckpointError
 
 
@@ -15,10 +21,13 @@ class FollowedDirectory:
 
     Args:
       config: Where.
+      post: The processes that save their parts together.
     """
 
-    def __init__(self, config: Checkpoints):
+    def __init__(self, config: Checkpoints, post: Post | None = None):
         self._root = config.directory
+        self._post = post
+        self._thread: threading.Thread | None = None
 
     @property
     def root(self) -> Path:
@@ -31,7 +40,8 @@ class FollowedDirectory:
         return []
 
     def close(self) -> None:
-        """Do nothing."""
+        """Wait for the save under way."""
+        self._join()
 
     def find(self) -> Found:
         """Find nothing: process 0 says which checkpoint to read."""
@@ -44,7 +54,7 @@ class FollowedDirectory:
           CheckpointError: It is not whole, or not visible here.
         """
         try:
-            manifest, arrays = store.read(self._root, name)
+            manifest, arrays = store.read(self._root, name, check_parts=False)  # process 0 checked them
         except CheckpointError as error:
             error.add_note(
                 f"process 0 reads checkpoint {name} in {self._root}: the directory must be one that all processes see"
@@ -63,13 +73,25 @@ class FollowedDirectory:
         score: float | None,
         *,
         frozen: Collection[str] = (),
+        parts: Mapping[str, Held] | None = None,
         in_haste: bool = False,
     ) -> None:
-        """Do nothing: process 0 has all the values."""
-        del updates, body, arrays, score, frozen, in_haste
+        """Begin to save this process's parts; process 0 has all other values."""
+        del updates, body, arrays, score
+        self._join()
+        if self._post is not None and parts:
+            together = SharedSave(self._root, self._post, next_number(), parts, frozen, in_haste=in_haste)
+            self._thread = threading.Thread(target=together.follow, name="telic-checkpoint", daemon=True)
+            self._thread.start()
 
     def poll(self) -> None:
         """Give None: what fails, fails in process 0."""
 
     def finish(self) -> None:
-        """Do nothing."""
+        """Wait for the last save."""
+        self._join()
+
+    def _join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None

@@ -6,6 +6,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import numpy as np
+
 from telic.checkpoints import files, plain, store
 from telic.checkpoints.config import best as ranked
 from telic.checkpoints.leaves import Leaf
@@ -185,12 +187,15 @@ def _laid_over(arrays: Mapping[str, Leaf], path: Path) -> dict[str, Leaf]:
     means = {"state/variables/" + n.removeprefix(prefix): leaf for n, leaf in arrays.items() if n.startswith(prefix)}
     if not means:
         raise CheckpointError(f"{path} holds no moving average: its objective kept none")
-    return {**arrays, **{name: Leaf(mean.data.astype(arrays[name].data.dtype)) for name, mean in means.items()}}
+    return {
+        **arrays,
+        **{name: Leaf(np.asarray(mean.data).astype(arrays[name].data.dtype)) for name, mean in means.items()},
+    }
 
 
 def _nested(arrays: Mapping[str, Leaf], select: PathFilter | None, path: Path) -> dict[str, Any]:
     prefix = "state/variables/"
-    found = {n.removeprefix(prefix): leaf.data for n, leaf in arrays.items() if n.startswith(prefix)}
+    found = {n.removeprefix(prefix): np.asarray(leaf.data) for n, leaf in arrays.items() if n.startswith(prefix)}
     if not found:
         raise CheckpointError(f"{path} holds no variables: its run's state was made by a step of its own")
     made: dict[str, Any] = {}

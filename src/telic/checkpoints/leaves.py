@@ -18,11 +18,11 @@ class Leaf:
     """An array on the host.
 
     Attributes:
-      data: Its values; those of a PRNG key are its words.
+      data: Its values; those of a PRNG key are its words. Of a leaf in parts what reads them (`parts.Parted`).
       key: Name of the key's implementation, or None for an array of numbers.
     """
 
-    data: np.ndarray[Any, Any]
+    data: Any
     key: str | None = None
 
 
@@ -141,7 +141,7 @@ def _place(leaf: Leaf, example: Any) -> Any:
     sharding = getattr(example, "sharding", None)
     if leaf.key is None and sharding is not None and not sharding.is_fully_addressable:
         return jax.make_array_from_callback(leaf.data.shape, sharding, lambda index: leaf.data[index])
-    array = jax.device_put(leaf.data, sharding if leaf.key is None else None, may_alias=False)
+    array = jax.device_put(np.asarray(leaf.data), sharding if leaf.key is None else None, may_alias=False)
     return array if leaf.key is None else jax.random.wrap_key_data(array, impl=leaf.key)
 
 

@@ -17,11 +17,11 @@ import numpy as np
 from telic.checkpoints.leaves import KEY_IMPLEMENTATIONS
 from telic.errors import CheckpointError
 
-SCHEMA = 1
-"""Version of the format this release writes."""
+SCHEMA = 2
+"""Newest version of the format: 2 has leaves in parts. A checkpoint without any is written as 1, which is the same."""
 
-MIGRATIONS: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
-"""From a schema to the next one: what an older body becomes. There is only one schema yet."""
+MIGRATIONS: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: lambda body: body}
+"""From a schema to the next one: what an older body becomes."""
 
 MAX_BYTES = 64 * 2**20
 """A longer manifest is refused unread."""
@@ -39,16 +39,36 @@ DTYPES = _PLAIN | _NARROW
 
 
 @dataclass(frozen=True)
+class Piece:
+    """A part of a leaf, in the file of the process that had it.
+
+    Attributes:
+      process: The process.
+      start: First index of the part, by dimension.
+      shape: Its shape.
+      offset: Its first byte in the file.
+      sha256: Checksum of its bytes in C order.
+    """
+
+    process: int
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+    offset: int
+    sha256: str
+
+
+@dataclass(frozen=True)
 class Entry:
     """One stored array.
 
     Attributes:
       shape: Its shape (of the words, for a key).
       dtype: Name of its dtype.
-      sha256: Checksum of its bytes in C order.
-      at: Array of the store that holds it.
+      sha256: Checksum of its bytes in C order; of a leaf in parts, of the parts' checksums.
+      at: Array of the store that holds it, or the kind of its parts.
       offset: First byte in that array, for one of the small leaves that share it; None where it has one of its own.
       key: The PRNG of a key, or None.
+      pieces: Its parts; none where it lies whole.
     """
 
     shape: tuple[int, ...]
@@ -57,6 +77,7 @@ class Entry:
     at: str
     offset: int | None
     key: str | None
+    pieces: tuple[Piece, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -102,16 +123,23 @@ def encode(manifest: Manifest) -> dict[str, str]:
     Raises:
       CheckpointError: A value in it is no plain data, or there is too much of it.
     """
-    leaves = {name: [list(e.shape), e.dtype, e.sha256, e.at, e.offset, e.key] for name, e in manifest.leaves.items()}
+    leaves = {name: _listed(entry) for name, entry in manifest.leaves.items()}
+    schema = SCHEMA if any(entry.pieces for entry in manifest.leaves.values()) else 1
     try:
         text = json.dumps(
-            {**manifest.body, "schema": SCHEMA, "run": manifest.run, "leaves": leaves}, separators=(",", ":")
+            {**manifest.body, "schema": schema, "run": manifest.run, "leaves": leaves}, separators=(",", ":")
         )
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"a checkpoint's record holds numbers, text, lists and mappings: {error}") from error
     if len(text) > MAX_BYTES // 2:
         raise CheckpointError(f"a checkpoint's record may have {MAX_BYTES // 2} bytes, this one has {len(text)}")
     return {"telic": "checkpoint", "sha256": hashlib.sha256(text.encode()).hexdigest(), "body": text}
+
+
+def _listed(entry: Entry) -> list[Any]:
+    whole = [list(entry.shape), entry.dtype, entry.sha256, entry.at, entry.offset, entry.key]
+    pieces = [[p.process, list(p.start), list(p.shape), p.offset, p.sha256] for p in entry.pieces]
+    return [*whole, pieces] if pieces else whole
 
 
 def read(path: Path) -> Manifest:
@@ -193,15 +221,59 @@ def _checked(body: dict[str, Any]) -> Manifest:
 
 def _entry(name: str, value: Any) -> Entry:
     match value:
-        case [list() as shape, str() as dtype, str() as digest, str() as at, offset, key]:
+        case [list() as shape, str() as dtype, str() as digest, str() as at, offset, key, *rest] if len(rest) <= 1:
             pass
         case _:
             raise CheckpointError(f"its manifest is damaged: the entry of {name!r} is none")
     numbers = cast(list[Any], shape)
-    is_shape = len(numbers) <= MAX_RANK and all(type(n) is int and 0 <= n < 2**48 for n in numbers)
-    is_offset = offset is None or (type(offset) is int and 0 <= offset < 2**48)
+    is_offset = offset is None or _is_size(offset)
     is_key = key is None or key in KEY_IMPLEMENTATIONS
-    if not is_shape or not is_offset or not is_key or not at.isalnum() or not at.isascii() or len(at) > 32:
+    if not _is_shape(numbers) or not is_offset or not is_key or not at.isalnum() or not at.isascii() or len(at) > 32:
         raise CheckpointError(f"its manifest is damaged: the entry of {name!r} is none")
     dtype_of(dtype)
-    return Entry(tuple(numbers), dtype, digest, at, offset, key)
+    pieces = tuple(_piece(name, given) for given in _parts(name, rest))
+    if pieces and (offset is not None or key is not None or not _tile(tuple(numbers), pieces)):
+        raise CheckpointError(f"its manifest is damaged: the parts of {name!r} do not make it up")
+    return Entry(tuple(numbers), dtype, digest, at, offset, key, pieces)
+
+
+def _parts(name: str, rest: list[Any]) -> list[Any]:
+    match rest:
+        case []:
+            return []
+        case [[_, *_] as parts]:
+            return cast(list[Any], parts)
+        case _:
+            raise CheckpointError(f"its manifest is damaged: the entry of {name!r} is none")
+
+
+def _piece(name: str, value: Any) -> Piece:
+    match value:
+        case [int() as process, list() as start, list() as shape, offset, str() as digest] if (
+            _is_size(process) and _is_size(offset) and _is_shape(start) and _is_shape(shape)
+        ):
+            return Piece(process, tuple(start), tuple(shape), offset, digest)
+        case _:
+            raise CheckpointError(f"its manifest is damaged: a part of {name!r} is none")
+
+
+def _tile(shape: tuple[int, ...], pieces: tuple[Piece, ...]) -> bool:
+    """Say whether parts are the cells of a grid over a shape, each of them once."""
+    if any(len(piece.start) != len(shape) or len(piece.shape) != len(shape) for piece in pieces):
+        return False
+    cells = 1
+    for dim, length in enumerate(shape):
+        intervals = sorted({(piece.start[dim], piece.shape[dim]) for piece in pieces})
+        ends = [0, *(start + size for start, size in intervals)]
+        if ends[-1] != length or any(start != end for (start, _), end in zip(intervals, ends, strict=False)):
+            return False
+        cells *= len(intervals)
+    return cells == len(pieces) == len({piece.start for piece in pieces})
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**48
+
+
+def _is_shape(value: list[Any]) -> bool:
+    return len(value) <= MAX_RANK and all(map(_is_size, value))

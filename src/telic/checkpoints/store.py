@@ -5,6 +5,8 @@ checksum of its own: Orbax writes none over array values, and a flipped bit come
 
 Large leaves that no step can write lie in an item of their own. A later checkpoint with the same ones has hard links to
 its files: they are on the disk once, every checkpoint is whole by itself, and the last one to go takes them along.
+
+Leaves that several processes hold parts of are written by each of them, see `telic.checkpoints.parts`.
 """
 
 import hashlib
@@ -18,7 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from telic.checkpoints import files
+from telic.checkpoints import files, parts
 from telic.checkpoints.leaves import Leaf, as_bytes
 from telic.checkpoints.manifest import Entry, Manifest, dtype_of, encode, is_plain
 from telic.checkpoints.manifest import read as read_manifest
@@ -85,7 +87,9 @@ def is_frozen(at: str) -> bool:
     return at.startswith(_FROZEN_AT)
 
 
-def write(root: Path, name: str, manifest: Manifest, arrays: Arrays, like: str | None) -> None:
+def write(
+    root: Path, name: str, manifest: Manifest, arrays: Arrays, like: str | None, *, beside: Path | None = None
+) -> None:
     """Write a checkpoint and make it visible.
 
     Args:
@@ -94,14 +98,14 @@ def write(root: Path, name: str, manifest: Manifest, arrays: Arrays, like: str |
       manifest: Its manifest.
       arrays: Its arrays.
       like: A checkpoint with the same frozen arrays, whose files are linked; None writes them.
+      beside: Parts that the processes have written; they become a part of the checkpoint.
     Raises:
       OSError: It could not be written; nothing of it is visible.
     """
     ocp = _orbax()
     writing = files.inside(root, name + files.WRITING)
     items = _items(arrays)
-    if like is not None:
-        del items[FROZEN]
+    linked = like is not None and items.pop(FROZEN, None) is not None
     with _checkpointer(ocp) as checkpointer:
         checkpointer.save(
             os.fspath(writing.absolute()),
@@ -110,8 +114,10 @@ def write(root: Path, name: str, manifest: Manifest, arrays: Arrays, like: str |
                 manifest=ocp.args.JsonSave(encode(manifest)),
             ),
         )
-    if like is not None:
+    if like is not None and linked:
         files.link_tree(files.inside(root, like) / FROZEN, writing / FROZEN)
+    if beside is not None:
+        os.rename(beside, writing / parts.FOLDER)
     reach("arrays_written")
     files.commit(root, name)
 
@@ -124,9 +130,13 @@ def _items(arrays: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return items
 
 
-def read(root: Path, name: str) -> tuple[Manifest, dict[str, Leaf]]:
-    """Read a checkpoint whole and check every leaf of it.
+def read(root: Path, name: str, *, check_parts: bool = True) -> tuple[Manifest, dict[str, Leaf]]:
+    """Read a checkpoint whole and check every leaf of it; leaves in parts stay on the disk.
 
+    Args:
+      root: The run's directory.
+      name: The checkpoint.
+      check_parts: Check the parts too; without it somebody else does.
     Raises:
       CheckpointError: Something in it is damaged; the text names what.
     """
@@ -134,7 +144,12 @@ def read(root: Path, name: str) -> tuple[Manifest, dict[str, Leaf]]:
     if path.is_symlink():
         raise CheckpointError("it is a link, not a checkpoint written here")
     manifest = read_manifest(path / MANIFEST)
-    return manifest, _read_arrays(path, manifest)
+    found = _read_arrays(path, manifest)
+    if check_parts:
+        for leaf in found.values():
+            if isinstance(leaf.data, parts.Parted):
+                leaf.data.check()
+    return manifest, found
 
 
 def _read_arrays(path: Path, manifest: Manifest) -> dict[str, Leaf]:
@@ -170,7 +185,7 @@ def _read_arrays(path: Path, manifest: Manifest) -> dict[str, Leaf]:
         is_small = at == SMALL
         if not isinstance(array, np.ndarray) or array.dtype != dtype or (not is_small and array.shape != shape):
             raise CheckpointError(f"its arrays are damaged: {at} is not {dtype}{list(shape)}")
-    return {name: _leaf(name, entry, wanted) for name, entry in manifest.leaves.items()}
+    return {name: _leaf(path, name, entry, wanted) for name, entry in manifest.leaves.items()}
 
 
 def _stored_shapes(manifest: Manifest) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
@@ -178,6 +193,8 @@ def _stored_shapes(manifest: Manifest) -> dict[str, tuple[tuple[int, ...], np.dt
     small = max((e.offset + e.bytes for e in manifest.leaves.values() if e.offset is not None), default=0)
     shapes: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {SMALL: ((small + 1,), np.dtype(np.uint8))}
     for name, entry in manifest.leaves.items():
+        if entry.pieces:
+            continue
         if entry.offset is not None:
             if entry.at != SMALL:
                 raise CheckpointError(f"its manifest is damaged: the entry of {name!r} is none")
@@ -189,7 +206,9 @@ def _stored_shapes(manifest: Manifest) -> dict[str, tuple[tuple[int, ...], np.dt
     return shapes
 
 
-def _leaf(name: str, entry: Entry, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Leaf:
+def _leaf(path: Path, name: str, entry: Entry, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Leaf:
+    if entry.pieces:
+        return Leaf(parts.Parted(path / parts.FOLDER, name, entry))
     array = arrays[entry.at]
     if entry.offset is not None:
         data = array[entry.offset : entry.offset + entry.bytes]

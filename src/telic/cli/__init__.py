@@ -4,6 +4,7 @@ Exit codes: 0 when it did what it was asked; 1 when it could not; 2 when it was 
 add a command: `telic.cli.commands`.
 """
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from importlib import import_module, metadata
 from telic.cli.asked import UsageError
 from telic.cli.commands import COMMANDS
 from telic.errors import CheckpointError
+from telic.reports.text import visible
 
 __all__ = ["main"]
 
@@ -27,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
       arguments: What follows ``telic``; None reads the command line.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    _spell_out()
     try:
         if given in (["--version"], ["-V"]):
             print(f"telic {metadata.version('telic')}")
@@ -35,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # tyro has written its message
         return 0 if stop.code is None else stop.code if isinstance(stop.code, int) else 2
     except UsageError as error:
-        print(f"telic: {error}", file=sys.stderr)
+        _complain(error)
         return 2
     except KeyboardInterrupt:
         print("telic: stopped by Ctrl-C", file=sys.stderr)
@@ -45,8 +48,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (OSError, CheckpointError) as error:
-        print(f"telic: {error}", file=sys.stderr)
+        _complain(error)
         return 1
+
+
+def _spell_out() -> None:
+    """Let a character that the console's encoding lacks be written as an escape, and not end the command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _complain(error: Exception) -> None:
+    """Write an error; names in it come from files, so what a terminal would obey is written out."""
+    lines = (visible(line, 4000) for line in f"telic: {error}".split("\n"))
+    print("\n".join(lines), file=sys.stderr)
 
 
 def _dispatch(given: list[str]) -> int:

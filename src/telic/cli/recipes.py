@@ -13,6 +13,7 @@ from telic.config.running import Run, recorded
 from telic.config.settings import expected, fields
 from telic.config.tables import as_toml
 from telic.errors import SettingsError
+from telic.reports.text import visible
 
 RUNS = Path("runs")
 """Where run directories are, unless another is given."""
@@ -98,7 +99,7 @@ def shown(made: Asked) -> str:
 
 def say(line: str) -> None:
     """Write a line for the person who waits."""
-    print(line, flush=True)
+    print(visible(line, 4000), flush=True)
 
 
 def numbers(values: Mapping[str, Any]) -> list[str]:

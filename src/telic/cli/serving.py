@@ -13,14 +13,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
+from telic.reports.log import Log
 from telic.reports.pages import asset, fragment, page
-from telic.reports.reading import Run, find_runs, read_run, stamp_of
+from telic.reports.reading import METRICS, Run, find_runs, read_run, stamp_of
 from telic.reports.sections import last_metrics
 from telic.reports.text import number, visible
 
 _HOST = "127.0.0.1"
 _COOKIE = "telic_board_{port}"
 _MAX_COMPARED = 12
+_NEWEST_BYTES = 2**18
+"""What the list reads of each run's metrics."""
 
 
 class Board(ThreadingHTTPServer):
@@ -38,7 +41,18 @@ class Board(ThreadingHTTPServer):
     def __init__(self, folder: Path, *, port: int = 0, token: str | None = None):
         self.folder = folder
         self.token = token or secrets.token_urlsafe(24)
+        self._logs: dict[Path, Log] = {}
+        self._lock = threading.Lock()
         super().__init__((_HOST, port), _Handler)
+
+    def read(self, directory: Path, name: str) -> Run:
+        """Read a run; of those looked at last, only what came since."""
+        with self._lock:
+            log = self._logs.pop(directory, None) or Log(directory / METRICS)
+            self._logs[directory] = log
+            while len(self._logs) > _MAX_COMPARED:
+                del self._logs[next(iter(self._logs))]
+        return read_run(directory, name, log=log)
 
     @property
     def address(self) -> str:
@@ -128,7 +142,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(404, f"There is nothing to show: {what}.")
             return
         marks = "|".join(f"{name}={stamp_of(there[name])}" for name in names)
-        runs = [read_run(there[name], name) for name in names]
+        runs = [self.server.read(there[name], name) for name in names]
         marks += "|".join(run.status for run in runs)
         tag = f'"{hashlib.sha256(marks.encode(errors="surrogateescape")).hexdigest()[:24]}"'
         if is_data and self.headers.get("If-None-Match") == tag:
@@ -220,7 +234,8 @@ def index(folder: Path) -> str:
 
 def rows(folder: Path) -> str:
     """Give the rows of that list."""
-    runs = [read_run(path, name) for name, path in find_runs(folder).items()]
+    found = find_runs(folder).items()
+    runs = [read_run(path, name, log=Log(path / METRICS, max_bytes=_NEWEST_BYTES)) for name, path in found]
     if not runs:
         return (
             '<tr><td class="soft">There are no runs yet. loop.record("runs/name") and runs with checkpoints make '

@@ -12,8 +12,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from telic.reports.log import Line, Log
 from telic.reports.notable import findings
-from telic.reports.reading import Line, Run, read_run, stamp_of
+from telic.reports.reading import METRICS, Run, read_run, stamp_of
 from telic.reports.series import Curve, metric_panels
 from telic.reports.text import bytes_text, duration, number, visible
 
@@ -47,9 +48,10 @@ def watch(
         return
     with Live(_waiting(directory), console=screen, refresh_per_second=4, transient=False) as live:
         seen = ""
+        log = Log(directory / METRICS)
         while True:
             stamp = stamp_of(directory)
-            run = read_run(directory)
+            run = read_run(directory, log=log)
             if stamp != seen or run.status == "gone":
                 seen = stamp
                 live.update(drawn(run, screen.width) if run.record or run.lines else _waiting(directory), refresh=True)
@@ -62,21 +64,27 @@ def _write(directory: Path, screen: Console, every_seconds: float, sleep: Callab
     """Write a line for each new line of metrics, and one for the end."""
     shown = 0
     waited = False
+    log = Log(directory / METRICS)
+
+    def write(*lines: str) -> None:
+        # Not by rich, which takes half a millisecond a line.
+        screen.file.write("".join(f"{line}\n" for line in lines))
+        screen.file.flush()
+
     while True:
         # The status first: what was written before the run ended is then read as well.
-        status = read_run(directory).status
-        run = read_run(directory)
+        status = read_run(directory, log=log).status
+        run = read_run(directory, log=log)
         if len(run.lines) < shown:
-            screen.print("the run began anew", markup=False, highlight=False)
+            write("the run began anew")
             shown = 0
-        for line in run.lines[shown:]:
-            screen.print(as_line(line), markup=False, highlight=False, soft_wrap=True)
+        write(*map(as_line, run.lines[shown:]))
         shown = len(run.lines)
         if status in _OVER:
-            screen.print(f"{visible(run.name)}: {status}", markup=False, highlight=False, soft_wrap=True)
+            write(f"{visible(run.name)}: {status}")
             return
         if not run.record and not run.lines and not waited:
-            screen.print(f"waiting for {visible(directory)}", markup=False, highlight=False, soft_wrap=True)
+            write(f"waiting for {visible(directory)}")
             waited = True
         if status == "unknown" and run.lines and not run.record:
             # A record without run.json does not say whether it goes on.
@@ -170,6 +178,7 @@ def _facts(run: Run) -> list[str]:
     if run.lines:
         last = run.lines[-1]
         made += [rate] if (rate := _rate(last)) else []
+        made += [use] if (use := _use(last)) else []
         made += [f"{visible(name.replace('_', ' '), 40)} {number(value)}" for name, value in last.training.items()]
         for key, name in (("device_bytes", "device"), ("host_bytes", "host")):
             made += [f"{name} {bytes_text(last.memory[key])}"] if key in last.memory else []
@@ -181,6 +190,13 @@ def _rate(line: Line) -> str:
         if f"{unit}_per_second" in line.speed:
             return f"{number(line.speed[f'{unit}_per_second'])} {unit}/s"
     return ""
+
+
+def _use(line: Line) -> str:
+    """Give the share of the device that is used; the operations per second where nobody knows what it can do."""
+    if "utilisation" in line.speed:
+        return f"utilisation {line.speed['utilisation']:.1%}"
+    return f"{number(line.speed['flops_per_second'])} FLOP/s" if "flops_per_second" in line.speed else ""
 
 
 def _waiting(directory: Path) -> Text:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from telic import tree
 from telic.compose.fitting import explain
 from telic.compose.recording import memory
 from telic.compose.resume import Session
-from telic.contract import as_result
 from telic.driver import Listener, StepDriver
 from telic.jsonable import as_json
 from telic.loop.engine import Attachment
@@ -35,9 +35,9 @@ from telic.profiling import (
     measured_peak,
     memory_of,
     metered_handler,
+    published_peak,
     repeated_flops,
 )
-from telic.train.step import TrainStep
 from telic.types import Batch
 
 Reporter = Callable[[Report], Any]
@@ -139,7 +139,7 @@ class Metering(Unmetered):
 
     Args:
       reporter: Takes the report when the run ends, however it ends; `unreported` where nobody asked for one, which then
-        has no utilisation for a run so short that measuring the device would be felt.
+        has no measured peak for a run so short that measuring the device would be felt.
       directory: Where ``profile.json`` goes, the report once more; None writes none.
       is_saved: The run has checkpoints there and may be started more than once: ``goodput.jsonl`` goes there too.
     """
@@ -193,11 +193,16 @@ class Metering(Unmetered):
             self._goodput.write(self._before + int(self._counts[0]), kind)
 
     def totals(self) -> dict[str, Any]:
-        """Give what the run has done so far: batches, examples, tokens, seconds by part; and its memory now."""
+        """Give what the run has done so far: batches, examples, tokens, seconds by part; and its memory now.
+
+        Also the operations of a batch on one device, and how many of them that device is said to do in a second.
+        """
         seconds = self._account.seconds
         counts = zip(("iterations", "examples", "tokens"), map(int, self._counts), strict=True)
         step = sum(seconds[part] for part in STEP_PARTS)
-        return {**dict(counts), "step_seconds": step, "seconds": seconds, "memory": memory()}
+        made = {**dict(counts), "step_seconds": step, "seconds": seconds, "memory": memory()}
+        # Before the first step is compiled nobody knows what it costs.
+        return made if not self._counts[0] else made | {"flops": self._flops, "peak_flops": self._published}
 
     def close(self) -> None:
         """Write what is known and hand the report over; a run that did not get to its first step has none."""
@@ -222,14 +227,10 @@ class Metering(Unmetered):
         found = {n.split("/", 1)[1]: s for n, s in self._account.details.items() if n.startswith("handlers/")}
         iterations, examples, tokens = (int(count) for count in self._counts)
         compiled = driver.compiled
-        flops = None if compiled is None else flops_of(compiled)
-        peak, dtype = None, "float32"
+        flops = self._flops if iterations else None
+        peak, dtype = None, self._dtype
         is_felt = self._reporter is unreported and sum(seconds[part] for part in STEP_PARTS) < MEASURED_FROM_SECONDS
-        if is_felt:
-            flops = None
-        if flops is not None and iterations:
-            flops += self._repeated(driver)
-            dtype = self._dtype(driver)
+        if flops is not None and not is_felt:
             # The memory may be used up: that is why the run ended, and its error is not to be hidden by another.
             with suppress(jax.errors.JaxRuntimeError):
                 peak = measured_peak(dtype)
@@ -245,20 +246,31 @@ class Metering(Unmetered):
             memory=None if compiled is None else memory_of(compiled),
         )
 
-    def _repeated(self, driver: StepDriver) -> float:
-        program = self._program
-        if not isinstance(program, TrainStep) or getattr(program, "plans", False):
-            return 0.0
-        shapes = tree.shape_structs(driver.step_state)
-        return repeated_flops(lambda s, b: as_result(program.step(s, b)).state, shapes, self._first)
+    @cached_property
+    def _flops(self) -> float | None:
+        """The operations of a batch on one device; None where the backend does not say."""
+        compiled = None if self._driver is None else self._driver.compiled
+        flops = None if compiled is None else flops_of(compiled)
+        if flops is None or self._driver is None:
+            return None
+        leaves = jax.tree.leaves(self._driver.step_state)
+        devices = max((len(x.sharding.device_set) for x in leaves if isinstance(x, jax.Array)), default=1)
+        # The compiler counts what one device does, the trace what all of them do.
+        return flops + repeated_flops(self._driver.traced) / devices
 
-    def _dtype(self, driver: StepDriver) -> str:
-        """Give the dtype the step computes in: that of its policy, else that of most of its parameters."""
+    @cached_property
+    def _published(self) -> float | None:
+        return published_peak(jax.local_devices()[0].device_kind, self._dtype)
+
+    @cached_property
+    def _dtype(self) -> str:
+        """The dtype the step computes in: that of its policy, else that of most of its parameters."""
         chosen = getattr(getattr(self._program, "policy", None), "compute", None)
         if chosen is not None:
             return jnp.dtype(chosen).name
         sizes: dict[str, int] = {}
-        for leaf in jax.tree.leaves(driver.step_state):
+        state = None if self._driver is None else self._driver.step_state
+        for leaf in jax.tree.leaves(state):
             if tree.is_float(leaf):
                 sizes[leaf.dtype.name] = sizes.get(leaf.dtype.name, 0) + leaf.size
         return max(sizes, key=lambda name: sizes[name], default="float32")

@@ -24,6 +24,7 @@ from telic.checkpoints.config import Checkpoints, check_count
 from telic.checkpoints.directory import Found, RunDirectory, Saved, versions
 from telic.checkpoints.following import FollowedDirectory
 from telic.checkpoints.leaves import Leaf, fill, named
+from telic.checkpoints.parts import Held
 from telic.checkpoints.points import reach
 from telic.compose.rehearsal import Rehearsal, rehearsal
 from telic.display import Recorder
@@ -117,7 +118,8 @@ class Session:
             self.saving = replace(self.saving, config=self._rehearsal.checkpoints(self.saving.config))
         if not self._leads:
             self.say = _unsaid
-        self._directory = (RunDirectory if self._leads else FollowedDirectory)(self.saving.config)
+        post = None if self.placement.processes.count == 1 else self.placement.processes
+        self._directory = (RunDirectory if self._leads else FollowedDirectory)(self.saving.config, post)
         self._signals = Signals(self.say)
 
     @property
@@ -478,12 +480,16 @@ class Session:
         }
         body |= self._shares(state.position, arrays)
         held: dict[str, Any] = {}
+        parts: dict[str, Held] = {}
         for name, leaf in arrays.items():
+            if _below(name, "state") and _is_in_parts(leaf):
+                parts[name] = held_parts(leaf)
+                continue
             value = self.placement.near(leaf)
             if self._leads:
                 held[name] = hold(value)
         haste = self._signals.received is not None
-        self._directory.save(state.steps, body, held, score, frozen=self._frozen, in_haste=haste)
+        self._directory.save(state.steps, body, held, score, frozen=self._frozen, parts=parts, in_haste=haste)
         reach("run_taken")
 
     def _shares(self, position: Any, arrays: dict[str, Any]) -> dict[str, Any]:
@@ -565,6 +571,27 @@ def hold(leaf: Any) -> Any:
     if all(device.platform == "cpu" for device in leaf.devices()) and len(leaf.devices()) == 1:
         return np.asarray(leaf)
     return jnp.array(leaf, copy=True)
+
+
+def _is_in_parts(leaf: Any) -> bool:
+    """Say whether no process has all of a leaf."""
+    return isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated)
+
+
+def held_parts(leaf: jax.Array) -> Held:
+    """Give those parts of a leaf that this process is to save: each is saved by one."""
+    return Held(
+        leaf.shape,
+        leaf.dtype.name,
+        [
+            (
+                tuple(one.indices(length)[0] for one, length in zip(shard.index, leaf.shape, strict=True)),
+                hold(shard.data),
+            )
+            for shard in leaf.addressable_shards
+            if shard.replica_id == 0
+        ],
+    )
 
 
 def _taken(state: LoopState) -> dict[str, Any]:

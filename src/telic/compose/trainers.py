@@ -341,6 +341,7 @@ class Trainer:
             averaged=averaged,
             preview=preview,
             record=record,
+            checkpoints=None,
         )
         final: LoopState = made.run(data, steps=steps, epochs=epochs, state=state)
         return final.step_state
@@ -420,17 +421,17 @@ def fitting_loop(
     trainer: Trainer,
     data: Any,
     *,
-    log_every: int = 50,
-    eval_every: int | Literal["epoch"] | None = None,
-    metrics: Sequence[Any] = (),
-    checkpoint_every: int | None = None,
-    resume: Literal["auto", "never", "must"] = "auto",
-    profile: bool | Reporter | None = None,
-    validation: Any = None,
-    averaged: bool = False,
-    preview: bool | str | os.PathLike[str] | ArtifactSink = False,
-    record: bool | str | os.PathLike[str] | None = None,
-    checkpoints: Checkpoints | None = None,
+    log_every: int,
+    eval_every: int | Literal["epoch"] | None,
+    metrics: Sequence[Any],
+    checkpoint_every: int | None,
+    resume: Literal["auto", "never", "must"],
+    profile: bool | Reporter | None,
+    validation: Any,
+    averaged: bool,
+    preview: bool | str | os.PathLike[str] | ArtifactSink,
+    record: bool | str | os.PathLike[str] | None,
+    checkpoints: Checkpoints | None,
 ) -> Loop:
     """Give the loop that `Trainer.fit` runs; `checkpoints` as for `Trainer.loop`, all else as for `fit`."""
     suites = _suites(data, validation, eval_every, averaged=averaged, preview=preview)

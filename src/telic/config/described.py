@@ -1,13 +1,13 @@
 """A run that a file describes: names of what is registered, and numbers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
 from telic import tree
 from telic.compose import Trainer
 from telic.config import builtin
 from telic.config.registry import Choice, entry_of
-from telic.config.running import Run
+from telic.config.running import Course, Run
 from telic.errors import SettingsError
 
 # What telic registers itself: a file may name it without a program.
@@ -15,7 +15,7 @@ builtin.register_all()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Described:
+class Described(Course):
     """What a file of settings holds.
 
     Args:
@@ -46,8 +46,6 @@ class Described:
     optimizer: Annotated[Choice, "optimizer"]
     model: Annotated[Choice, "model"] | None = None
     seed: int = 0
-    steps: int | None = None
-    epochs: int | None = None
     accumulate: int = 1
     microbatch: int | Literal["auto"] | None = None
     trainable: tuple[str, ...] = ()
@@ -55,12 +53,6 @@ class Described:
     loss_scale: Literal["static", "dynamic"] | None = None
     nonfinite: Literal["reject", "raise", "allow"] = "reject"
     metrics: tuple[str, ...] = ()
-    eval_every: int | Literal["epoch"] | None = None
-    averaged: bool = False
-    preview: bool = False
-    log_every: int = 50
-    checkpoint_every: int | None = None
-    keep: int = 2
 
     def __post_init__(self) -> None:
         takes = "model" in entry_of("objective", self.objective.name).given
@@ -108,13 +100,6 @@ def _run(settings: Described, objective: Any, optimizer: Any, data: Any) -> Run:
     return Run(
         trainer=trainer,
         data=data,
-        steps=settings.steps,
-        epochs=settings.epochs,
         metrics=settings.metrics,
-        eval_every=settings.eval_every,
-        averaged=settings.averaged,
-        preview=settings.preview,
-        log_every=settings.log_every,
-        checkpoint_every=settings.checkpoint_every,
-        keep=settings.keep,
+        **{field.name: getattr(settings, field.name) for field in fields(Course)},
     )

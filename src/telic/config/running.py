@@ -26,7 +26,21 @@ _MOST_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class Course:
+    """How far a run goes and what it does on its way: what a program and a file of settings say alike."""
+
+    steps: int | None = None
+    epochs: int | None = None
+    eval_every: int | Literal["epoch"] | None = None
+    averaged: bool = False
+    preview: bool = False
+    log_every: int = 50
+    checkpoint_every: int | None = None
+    keep: int = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(Course):
     """What a program's ``build`` gives: everything a command needs to train, evaluate, sample and export.
 
     Constructing one computes nothing and opens nothing.
@@ -55,16 +69,8 @@ class Run:
 
     trainer: Trainer
     data: Any
-    steps: int | None = None
-    epochs: int | None = None
     metrics: Sequence[Any] = ()
     validation: Any = None
-    eval_every: int | Literal["epoch"] | None = None
-    averaged: bool = False
-    preview: bool = False
-    log_every: int = 50
-    checkpoint_every: int | None = None
-    keep: int = 2
 
     def __post_init__(self) -> None:
         if not isinstance(self.trainer, Trainer):  # pyright: ignore[reportUnnecessaryIsInstance] users' input
@@ -103,6 +109,8 @@ class Run:
             checkpoint_every=None if saved is None else self.checkpoint_every,
             checkpoints=saved,
             resume=resume,
+            profile=None,
+            record=None,
         )
         loop.handle_event("started", ChangedRates(self.trainer.optimizer), name="changed_rates")
         if directory is not None and settings is not None:

@@ -211,6 +211,10 @@ class Progress:
     def _write(self, line: str) -> None:
         if self._console is None:
             return
+        if not self._console.is_terminal:
+            # Nothing of rich is needed there, and it would take as long as a small step.
+            print(line, file=self._console.file, flush=True)
+            return
         # No markup, no wrapping: a name with brackets is a name, and a line stays a line for grep.
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 

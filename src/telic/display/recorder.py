@@ -20,7 +20,7 @@ _log = logging.getLogger("telic.display")
 
 Totals = Callable[[], Mapping[str, Any]]
 """Gives what a run has done so far: ``iterations``, ``examples``, ``tokens``, ``step_seconds``, ``seconds`` by part;
-and its ``memory`` now."""
+its ``memory`` now; the ``flops`` of a batch on one device and that device's ``peak_flops``, where they are known."""
 
 
 class Recorder:
@@ -29,9 +29,9 @@ class Recorder:
     A line has ``kind`` ("interval" or "epoch"), ``epoch``, ``iteration`` (batches done in the epoch),
     ``total_iterations``, ``seconds`` since the start, and ``metrics``: those of the epoch so far, or of the whole epoch
     with the values of validation. Where the optimizer's rate has a name, and where a probe gives the norm of
-    the gradient, ``training`` has them. A run that is on the clock has ``speed``: rates, the split of the host's time
-    and memory, since the line before. A line of an interval is written one interval late, so that nothing waits for the
-    device. Each line is complete when it is on disk; a disk that is full ends the record and not the run.
+    the gradient, ``training`` has them. A run that is on the clock has ``speed``: rates, utilisation, the split of the
+    host's time and memory, since the line before. A line of an interval is written one interval late, so that nothing
+    waits for the device. Each line is complete when it is on disk; a disk that is full ends the record and not the run.
 
     A run that starts at the beginning replaces the file; one that continues an earlier state keeps the lines up to
     where that state stands, so that the file reads as if nothing had happened.
@@ -125,6 +125,12 @@ class Recorder:
             count = totals[name] - before.get(name, 0)
             if count and spent > 0:
                 made[f"{unit}_per_second"] = _rounded(count / spent)
+        flops, peak = totals.get("flops"), totals.get("peak_flops")
+        if flops is not None and "batches_per_second" in made:
+            achieved = flops * made["batches_per_second"]
+            made["flops_per_second"] = _rounded(achieved)
+            # A share of what nobody knows is not a number.
+            made["utilisation"] = "unknown" if peak is None else _rounded(achieved / peak)
         earlier = before.get("seconds", {})
         parts = {part: value - earlier.get(part, 0.0) for part, value in totals["seconds"].items()}
         made["seconds"] = {part: round(value, 6) for part, value in parts.items() if value >= 5e-7}

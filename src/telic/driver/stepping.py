@@ -7,6 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -33,6 +34,10 @@ GROUP_BYTES = 4 * 2**20
 
 MAX_WIDTH = 128
 """Iterations of one dispatch, at most."""
+
+_SCHEDULER = "xla_cpu_scheduler_type"
+_FEW_TEMPORARIES = "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"
+"""XLA option, and its value, that orders a program so that few of its values are there at once, on the CPU."""
 
 _REGION_ANALYSIS = "xla_cpu_copy_insertion_use_region_analysis"
 """XLA option that saves the copies which keeping old state beside new costs inside a loop, on the CPU."""
@@ -87,9 +92,18 @@ def build_state(
       consume: Numbers of the arguments that are given away.
     """
     where = None if shardings is None else shardings(jax.eval_shape(build, *arguments))
+    return building(build, where, consume)(*arguments)
+
+
+def building(build: Callable[..., PyTree], where: PyTree, consume: tuple[int, ...] = ()) -> Any:
+    """Give the jitted function that builds a state, its leaves where they are to lie; None leaves that to XLA."""
     if where is None:
-        return jax.jit(build, donate_argnums=consume)(*arguments)
-    return jax.jit(build, out_shardings=where, donate_argnums=consume)(*arguments)
+        return jax.jit(build, donate_argnums=consume)
+    options = None
+    if jax.default_backend() == "cpu" and knows_option(_SCHEDULER, _FEW_TEMPORARIES):
+        # In XLA's own order all leaves are drawn before any is finished: another copy of the parameters.
+        options = {_SCHEDULER: _FEW_TEMPORARIES}
+    return jax.jit(build, out_shardings=where, donate_argnums=consume, compiler_options=options)
 
 
 def compile_step(program: StepProgram, state: PyTree, batch: Batch) -> Any:
@@ -134,6 +148,7 @@ class StepDriver:
         self._probes = dict(probes or {})
         self._probe_programs: dict[tuple[tuple[str, ...], Signature], Callable[..., Any]] = {}
         self._compiled: Any = None
+        self._traced: Any = None
         self._reducers: dict[str, Reducer] = {}
         self._state: PyTree = None
         self._unwritten: tuple[bool, ...] | None = None
@@ -153,11 +168,14 @@ class StepDriver:
         self._step: Callable[..., Any] = self._body
         self._flush: Callable[..., Any] = self._flushed
         self._compute: Callable[..., Any] = self._values
-        self._plan: Callable[..., Any] = getattr(program, "window_of", _no_plan)
+        self._copied: Callable[..., Any] = tree.copy_leaves
+        self._plan: Callable[..., Any] = self._planned
         if options.jit:
             self._plan = jax.jit(self._plan)
             self._flush = jax.jit(self._flushed, donate_argnums=0)
             self._compute = jax.jit(self._values)
+            # In one dispatch; leaf by leaf it takes as long as several small steps.
+            self._copied = jax.jit(tree.copy_leaves)
 
     def _compile_options(self, *, loops: bool) -> dict[str, Any] | None:
         chosen = dict(self._options.compiler_options or {})
@@ -218,7 +236,7 @@ class StepDriver:
             self.reset(scope)
         if accumulators is not None:
             self._accumulators |= accumulators
-        self._state = step_state
+        self._state, self._traced = step_state, traced
         self._unwritten = unwritten(traced, step_state) if self._carries else None
         self._parts = Parts(step_state, self._unwritten)
         # Where nothing is checked, no batch is asked for again.
@@ -337,8 +355,13 @@ class StepDriver:
 
     @property
     def compiled(self) -> Any:
-        """The program compiled last, to be asked for its memory and its costs; None before the first."""
+        """The program of the run's own batches, to be asked for its memory and its costs; None before the first."""
         return self._compiled
+
+    @property
+    def traced(self) -> Any:
+        """The step alone as it was traced, to be asked what it is made of; None before `start`."""
+        return self._traced
 
     @property
     def unwritten(self) -> tuple[bool, ...] | None:
@@ -427,7 +450,7 @@ class StepDriver:
     def reset(self, scope: str) -> None:
         """Empty a scope's accumulators; what was shown of them and not read is past."""
         self._generation += 1
-        self._accumulators[scope] = self._placement.spread(tree.copy_leaves(self._empty))
+        self._accumulators[scope] = self._placement.spread(self._copied(self._empty))
 
     def check(self, *, wait: bool) -> None:
         """Raise when the step's health says that the run must end.
@@ -453,9 +476,10 @@ class StepDriver:
     # -- the program ---------------------------------------------------------------------------------------------
 
     def _call(self, state: PyTree, batch: Batch, index: Any, window: Any = None) -> Any:
-        if not self._carries:
-            return self._program.step(state, batch, index)
-        return self._program.step(state, batch) if window is None else self._program.step(state, batch, window)
+        with self._on_mesh():
+            if not self._carries:
+                return self._program.step(state, batch, index)
+            return self._program.step(state, batch) if window is None else self._program.step(state, batch, window)
 
     def _group(
         self,
@@ -511,8 +535,19 @@ class StepDriver:
             after[scope] = new
         return (self._parts.split(result.state)[0] if self._carries else []), after
 
+    def _planned(self, state: PyTree, batches: Sequence[Batch]) -> Any:
+        # Most steps need no more than the batch in hand.
+        plan: Callable[..., Any] | None = getattr(self._program, "window_of", None)
+        with self._on_mesh():
+            return None if plan is None else plan(state, batches)
+
+    def _on_mesh(self) -> AbstractContextManager[Any]:
+        # Without a compiler there is nobody to tell where arrays lie.
+        return self._placement.on_mesh() if self._options.jit else nullcontext()
+
     def _flushed(self, state: PyTree) -> tuple[PyTree, PyTree]:
-        after = self._program.flush(state)
+        with self._on_mesh():
+            after = self._program.flush(state)
         return after, self._program.health(after)
 
     def _values(self, accumulators: PyTree) -> dict[str, Any]:
@@ -551,13 +586,11 @@ class StepDriver:
         if listener is not None:
             listener.compiling(what)
         step: Any = self._step
-        self._compiled = step.lower(*arguments).compile()
+        compiled = step.lower(*arguments).compile()
+        if self._compiled is None or self._signatures[-1] == self._first:
+            self._compiled = compiled
         if listener is not None:
             listener.compiled(what, time.perf_counter() - began)
-
-
-def _no_plan(state: PyTree, batches: Sequence[Batch]) -> None:
-    """Plan nothing: most steps need no more than the batch in hand."""
 
 
 def _structs(state: PyTree) -> PyTree:

@@ -71,10 +71,10 @@ def uses_convolution(closed: Any) -> bool:
 
 
 @functools.cache
-def knows_option(name: str) -> bool:
-    """Say whether this XLA knows a compile option."""
+def knows_option(name: str, value: bool | str = True) -> bool:
+    """Say whether this XLA knows a compile option and a value of it."""
     try:
-        jax.jit(lambda x: x, compiler_options={name: True}).lower(jnp.zeros(())).compile()
+        jax.jit(lambda x: x, compiler_options={name: value}).lower(jnp.zeros(())).compile()
     except jax.errors.JaxRuntimeError:
         return False
     return True

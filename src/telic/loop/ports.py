@@ -239,6 +239,18 @@ class Processes(Protocol):
         """Say whether a process was told to end, the same in all of them; `count` is how often it was asked."""
         ...
 
+    def tell(self, key: str, value: Any) -> None:
+        """Tell a value, once: on any thread, in any order."""
+        ...
+
+    def hear(self, key: str, teller: int) -> Any:
+        """Give the value that a process tells, as soon as it does."""
+        ...
+
+    def forget(self, prefix: str) -> None:
+        """Forget what was told under a prefix."""
+        ...
+
 
 class Placement(Protocol):
     """Where batches and states live."""
@@ -255,6 +267,10 @@ class Placement(Protocol):
 
     def learn(self, objective: Any) -> None:
         """Take note of the objective of a run, bound to its shapes: its model may name dimensions."""
+        ...
+
+    def on_mesh(self) -> AbstractContextManager[Any]:
+        """Give a context in which what is traced knows the mesh that it is compiled for."""
         ...
 
     def put(self, batch: Batch, *, fresh: bool, stacked: bool = False) -> Batch:

@@ -6,6 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import linen as nn
 
+from telic.axes import BATCH_AXES, constrain
 from telic.errors import ShapeError
 from telic.models.vit import MLP, Attention, check_heads, patch_grid, patchify, positions, unpatchify
 from telic.types import Array
@@ -73,12 +74,14 @@ class DiTBlock(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array, condition: Array) -> Array:
+        x = constrain(x, BATCH_AXES)
         made = _zero_dense(6 * x.shape[-1], self.dtype, "modulation")(nn.silu(condition))
         shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = jnp.split(made, 6, axis=-1)
         hidden = _modulate(_norm(self.dtype)(x), shift_1, scale_1)
-        x = x + gate_1[:, None] * Attention(self.heads, self.dtype, name="attn")(hidden)
+        x = constrain(x + gate_1[:, None] * Attention(self.heads, self.dtype, name="attn")(hidden), BATCH_AXES)
         hidden = _modulate(_norm(self.dtype)(x), shift_2, scale_2)
-        return x + gate_2[:, None] * MLP(self.mlp_ratio, approximate=True, dtype=self.dtype, name="mlp")(hidden)
+        hidden = MLP(self.mlp_ratio, approximate=True, dtype=self.dtype, name="mlp")(hidden)
+        return constrain(x + gate_2[:, None] * hidden, BATCH_AXES)
 
 
 class Condition(nn.Module):
@@ -98,7 +101,7 @@ class Condition(nn.Module):
             )
         waves = time_waves(t, 2 * (self.dim // 2)).astype(self.dtype or t.dtype)
         hidden = nn.silu(nn.Dense(self.dim, dtype=self.dtype, name="time_1")(waves))
-        vector = nn.Dense(self.dim, dtype=self.dtype, name="time_2")(hidden)
+        vector = constrain(nn.Dense(self.dim, dtype=self.dtype, name="time_2")(hidden), BATCH_AXES)
         if label is None or self.classes is None:
             return vector
         init = nn.initializers.normal(0.02)

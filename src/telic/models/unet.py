@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from telic.axes import BATCH_AXES, constrain
 from telic.errors import ShapeError
 from telic.models.dit import Condition
 from telic.types import Array
@@ -90,6 +91,7 @@ class ResidualBlock(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array, condition: Array) -> Array:
+        x = constrain(x, BATCH_AXES)
         groups = self.groups if x.shape[-1] % self.groups == 0 else 1
         hidden = nn.silu(nn.GroupNorm(groups, dtype=self.dtype, name="norm_1")(x))
         hidden = nn.Conv(self.width, (3, 3), dtype=self.dtype, name="conv_1")(hidden)
@@ -99,4 +101,4 @@ class ResidualBlock(nn.Module):
         hidden = nn.Conv(self.width, (3, 3), dtype=self.dtype, name="conv_2")(nn.silu(hidden))
         if x.shape[-1] != self.width:
             x = nn.Dense(self.width, dtype=self.dtype, name="skip")(x)
-        return x + hidden
+        return constrain(x + hidden, BATCH_AXES)

@@ -13,6 +13,7 @@ import numpy as np
 from flax import linen as nn
 from numpy.typing import NDArray
 
+from telic.axes import BATCH_AXES, constrain
 from telic.errors import ShapeError
 from telic.mean import wide
 from telic.types import Array
@@ -59,9 +60,11 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
+        x = constrain(x, BATCH_AXES)
         x = x + Attention(self.heads, self.dtype, name="attn")(nn.LayerNorm(dtype=self.dtype, name="norm1")(x))
+        x = constrain(x, BATCH_AXES)
         hidden = nn.LayerNorm(dtype=self.dtype, name="norm2")(x)
-        return x + MLP(self.mlp_ratio, dtype=self.dtype, name="mlp")(hidden)
+        return constrain(x + MLP(self.mlp_ratio, dtype=self.dtype, name="mlp")(hidden), BATCH_AXES)
 
 
 class ViT(nn.Module):

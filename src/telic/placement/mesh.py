@@ -1,8 +1,8 @@
 """Where batches and states live on a mesh: rows over its data axes, the state as the layout says."""
 
-import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -12,10 +12,11 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from telic import tree
+from telic.axes import BATCH_AXES, fitting_axes
 from telic.errors import DataError, ShapeError
 from telic.placement.processes import Processes, all_processes
 from telic.placement.single import copied
-from telic.shard import BATCH_AXES, Layout, logical_axes, mesh_sizes
+from telic.shard import Layout, logical_axes, mesh_sizes
 from telic.types import Batch, PyTree
 
 
@@ -48,6 +49,10 @@ class MeshPlacement:
         """Take note of the names that an objective's model gives the dimensions of its parameters."""
         if self.layout.logical:
             self._logical = logical_axes(objective)
+
+    def on_mesh(self) -> AbstractContextManager[Any]:
+        """Give a context in which what is traced knows the mesh: `telic.shard.constrain` works there."""
+        return jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh)
 
     @property
     def leads(self) -> bool:
@@ -92,16 +97,11 @@ class MeshPlacement:
         """Give the sharding of a batch's leaf: its rows over as many devices as divide them."""
         if len(shape) <= at:
             return self._everywhere
-        subsets = (c for n in range(len(BATCH_AXES) + 1) for c in itertools.combinations(BATCH_AXES, n))
-        fitting = [c for c in subsets if shape[at] % self._size(c) == 0]
-        dims: list[Any] = [None] * at + [max(fitting, key=lambda c: (self._size(c), len(c)))]
+        dims: list[Any] = [None] * at + [fitting_axes(BATCH_AXES, shape[at], self._sizes)]
         sequence = self._sizes["sequence"]
         if sequence > 1 and len(shape) > at + 1 and shape[at + 1] % sequence == 0:
             dims.append("sequence")
         return NamedSharding(self.mesh, PartitionSpec(*dims))
-
-    def _size(self, axes: Sequence[str]) -> int:
-        return math.prod(self._sizes[axis] for axis in axes)
 
     def _whole_shape(self, shape: Sequence[int], at: int = 0) -> tuple[int, ...]:
         """Give the shape over all processes of what this one has."""

@@ -19,6 +19,9 @@ from telic.errors import ProcessError
 PATIENCE_SECONDS = 300.0
 """How long a process waits for the others to say the same kind of thing."""
 
+HEARING_SECONDS = 3600.0
+"""How long it waits for what is told after work on a disk; `telic launch` and JAX notice those that died."""
+
 
 class Processes(Protocol):
     """The processes of a run.
@@ -43,12 +46,27 @@ class Processes(Protocol):
         """Say whether a process was told to end, the same in all of them; `count` is how often it was asked."""
         ...
 
+    def tell(self, key: str, value: Any) -> None:
+        """Tell a value, once: on any thread, in any order."""
+        ...
+
+    def hear(self, key: str, teller: int) -> Any:
+        """Give the value that a process tells, as soon as it does."""
+        ...
+
+    def forget(self, prefix: str) -> None:
+        """Forget what was told under a prefix."""
+        ...
+
 
 class OneProcess:
     """A run of one process."""
 
     index = 0
     count = 1
+
+    def __init__(self) -> None:
+        self._told: dict[str, Any] = {}
 
     def agree(self, value: Any) -> Any:
         """Give the value."""
@@ -63,6 +81,19 @@ class OneProcess:
         """Give False: a signal to this process is its own affair."""
         del count
         return False
+
+    def tell(self, key: str, value: Any) -> None:
+        """Keep a value."""
+        self._told[key] = value
+
+    def hear(self, key: str, teller: int) -> Any:
+        """Give a value that was told."""
+        del teller
+        return self._told[key]
+
+    def forget(self, prefix: str) -> None:
+        """Forget what was told under a prefix."""
+        self._told = {key: value for key, value in self._told.items() if not key.startswith(f"{prefix}/")}
 
 
 ONE = OneProcess()
@@ -135,6 +166,28 @@ class ManyProcesses:
     def stops(self, count: int) -> bool:
         """Say whether a process got SIGTERM: True at the same count in all of them, and once."""
         return multihost_utils.reached_preemption_sync_point(count)
+
+    def tell(self, key: str, value: Any) -> None:
+        """Tell a value, once, which must be JSON: on any thread, in any order."""
+        self._client.key_value_set(f"telic/told/{key}/{self.index}", json.dumps([value]))
+
+    def hear(self, key: str, teller: int) -> Any:
+        """Give the value that a process tells, as soon as it does.
+
+        Raises:
+          ProcessError: It does not.
+        """
+        try:
+            told = self._client.blocking_key_value_get(f"telic/told/{key}/{teller}", int(1000 * HEARING_SECONDS))
+        except jax.errors.JaxRuntimeError as error:
+            raise ProcessError(
+                f"process {teller} of {self.count} did not tell {key!r} within {HEARING_SECONDS:.0f} s, or has ended"
+            ) from error
+        return json.loads(told)[0]
+
+    def forget(self, prefix: str) -> None:
+        """Forget what was told under a prefix; one process does it, when all have heard."""
+        self._client.key_value_delete(f"telic/told/{prefix}/")
 
 
 def _key(number: int, index: int) -> str:

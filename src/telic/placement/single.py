@@ -1,6 +1,7 @@
 """Where batches live on one device: copied out of memory a loader may write again, then placed."""
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
@@ -26,6 +27,10 @@ class SingleDevice:
     def learn(self, objective: Any) -> None:
         """Take note of nothing."""
         del objective
+
+    def on_mesh(self) -> AbstractContextManager[Any]:
+        """Give a context that changes nothing."""
+        return nullcontext()
 
     @property
     def leads(self) -> bool:

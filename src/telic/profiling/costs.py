@@ -60,14 +60,12 @@ def _asked(question: Callable[[], Any]) -> Any:
         return None
 
 
-def repeated_flops(step: Callable[..., Any], *shapes: Any) -> float:
+def repeated_flops(traced: Any) -> float:
     """Give the operations of matrix products and convolutions that `flops_of` misses: those of a scan's later turns.
 
     Args:
-      step: The step, which is traced and not run.
-      shapes: Its arguments, arrays or shapes.
+      traced: The step as `jax.make_jaxpr` gives it. Of one divided over devices these are the operations of all.
     """
-    traced = jax.make_jaxpr(step)(*shapes)
     return _products(traced, repeat=True) - _products(traced, repeat=False)
 
 
@@ -99,6 +97,38 @@ def _inner(params: Any) -> Iterator[Any]:
 
 def _size(variable: Any) -> int:
     return int(np.prod(variable.aval.shape))
+
+
+_PUBLISHED: tuple[tuple[str, dict[str, float]], ...] = (
+    ("NVIDIA B200", {"bfloat16": 2250e12, "float16": 2250e12}),
+    ("NVIDIA H200", {"bfloat16": 989e12, "float16": 989e12}),
+    ("NVIDIA H100 PCIe", {"bfloat16": 756e12, "float16": 756e12}),
+    ("NVIDIA H100 80GB HBM3", {"bfloat16": 989e12, "float16": 989e12}),
+    ("NVIDIA A100", {"bfloat16": 312e12, "float16": 312e12}),
+    ("NVIDIA L4", {"bfloat16": 121e12, "float16": 121e12}),
+    ("Tesla V100-SXM2", {"float16": 125e12}),
+    ("Tesla T4", {"float16": 65e12}),
+    ("TPU v4", {"bfloat16": 275e12}),
+    ("TPU v5 lite", {"bfloat16": 197e12}),
+    ("TPU v5", {"bfloat16": 459e12}),
+    ("TPU v5p", {"bfloat16": 459e12}),
+    ("TPU v6 lite", {"bfloat16": 918e12}),
+)
+"""Beginning of what a device calls itself, and the operations per second that its data sheet gives for dense products:
+NVIDIA's data sheets (half of what they give with sparsity), and cloud.google.com/tpu/docs for TPUs."""
+
+
+def published_peak(kind: str, dtype: Any) -> float | None:
+    """Give the operations per second that a device's data sheet promises; None where it is not known.
+
+    It is known for the narrow dtypes of accelerators. What a device does with float32 depends on its settings.
+
+    Args:
+      kind: What the device calls itself, `jax.Device.device_kind`.
+      dtype: Floating-point dtype of the products.
+    """
+    known = next((peaks for name, peaks in _PUBLISHED if kind == name or kind.startswith((f"{name} ", f"{name}-"))), {})
+    return known.get(jnp.dtype(dtype).name)
 
 
 def measured_peak(dtype: Any, *, clock: Callable[[], float] = time.perf_counter) -> float:

@@ -27,9 +27,10 @@ class Report:
       iterations: Batches run.
       examples: Rows of these batches.
       tokens: Entries of their token arrays (leaves called tokens, input_ids or inputs, int [batch, time]).
-      flops: Floating-point operations of one step, as the compiler counts them, the turns of scans included; None
-        where it does not say.
-      peak_flops: Operations per second that a large matrix product reaches on this device; None where flops is.
+      flops: Floating-point operations of one step on one device, as the compiler counts them, the turns of scans
+        included; None where it does not say.
+      peak_flops: Operations per second that a large matrix product reaches on this device; None where it was not
+        measured.
       dtype: Dtype of that product.
       memory: Memory of the step's program; None where the backend does not say.
     """

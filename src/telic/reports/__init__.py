@@ -4,15 +4,17 @@
 and runs with checkpoints leave.
 """
 
+from telic.reports.log import Line, Log
 from telic.reports.notable import Finding, findings
 from telic.reports.pages import Fragment, fragment, page
-from telic.reports.reading import Line, Run, Shown, find_runs, read_run
+from telic.reports.reading import Run, Shown, find_runs, read_run
 from telic.reports.text import visible
 
 __all__ = [
     "Finding",
     "Fragment",
     "Line",
+    "Log",
     "Run",
     "Shown",
     "find_runs",

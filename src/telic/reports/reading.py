@@ -1,50 +1,23 @@
 """A run directory as values. Nothing in it is believed: what is damaged, missing or odd is left out and counted."""
 
 import json
-import math
 import os
 import re
 import socket
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
+
+from telic.reports.log import Line, Log
 
 METRICS, RECORD, PROFILE, PREVIEWS = "metrics.jsonl", "run.json", "profile.json", "previews"
 
 _MAX_JSON_BYTES = 4 * 2**20
-_MAX_LOG_BYTES = 64 * 2**20
 _MAX_PICTURE_BYTES = 4 * 2**20
 _MAX_TEXT_BYTES = 64 * 2**10
 _PREVIEW = re.compile(r"(?P<name>.+)_(?P<step>[0-9]{1,12})\.(?P<kind>png|txt|json)\Z", re.ASCII)
 _SKIPPED = re.compile(r"[0-9]+(\.[0-9]+)?\Z|\.|earlier\Z")
-
-
-@dataclass(frozen=True)
-class Line:
-    """One line of ``metrics.jsonl``.
-
-    Attributes:
-      kind: "interval" or "epoch".
-      epoch: The epoch, from 0.
-      batches: Batches done over the run.
-      seconds: Since this start of the run.
-      metrics: Numbers by name; NaN and infinities among them.
-      training: Learning rate, norm of the gradient.
-      speed: Rates by the second, numbers alone.
-      parts: Seconds of the host's time since the line before, by part.
-      memory: Bytes in use.
-    """
-
-    kind: str
-    epoch: int
-    batches: int
-    seconds: float
-    metrics: Mapping[str, float]
-    training: Mapping[str, float] = field(default_factory=dict[str, float])
-    speed: Mapping[str, float] = field(default_factory=dict[str, float])
-    parts: Mapping[str, float] = field(default_factory=dict[str, float])
-    memory: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True)
@@ -114,15 +87,16 @@ class Run:
         return cast(Mapping[str, Any], found) if isinstance(found, Mapping) else {}
 
 
-def read_run(directory: Path, name: str | None = None) -> Run:
+def read_run(directory: Path, name: str | None = None, *, log: Log | None = None) -> Run:
     """Read a run directory; whatever is wrong in it is left out, and never raised.
 
     Args:
       directory: The directory.
       name: How it is called; by default its own name.
+      log: Its metrics, for who reads them again and again or only the newest; by default all are read.
     """
     record = _json(directory / RECORD)
-    lines, bad = _lines(directory / METRICS)
+    lines, bad = (Log(directory / METRICS) if log is None else log).read()
     called = name or directory.resolve().name
     profile = _json(directory / PROFILE)
     return Run(called, directory, record, lines, profile, tuple(_previews(directory)), bad, _status(record))
@@ -169,74 +143,6 @@ def _json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return cast(dict[str, Any], found) if isinstance(found, dict) else {}
-
-
-def _lines(path: Path) -> tuple[tuple[Line, ...], int]:
-    try:
-        with path.open("rb") as file:
-            skipped = max(0, path.stat().st_size - _MAX_LOG_BYTES)
-            file.seek(skipped)
-            text = file.read(_MAX_LOG_BYTES)
-    except OSError:
-        return (), 0
-    made: list[Line] = []
-    bad = 0
-    # Where the beginning of a very long record is left out, so is the line that it ends in.
-    rows = text.split(b"\n")[1 if skipped else 0 :]
-    for i, row in enumerate(rows):
-        if not row.strip():
-            continue
-        line = _line(row)
-        if line is not None:
-            made.append(line)
-        elif i < len(rows) - 1:
-            # The last line may just be being written.
-            bad += 1
-    return tuple(made), bad
-
-
-def _line(row: bytes) -> Line | None:
-    try:
-        found: Any = json.loads(row)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(found, dict):
-        return None
-    record = cast(dict[str, Any], found)
-    epoch, batches = _number(record.get("epoch")), _number(record.get("total_iterations"))
-    if epoch is None or batches is None or not math.isfinite(epoch + batches):
-        return None
-    speed = record.get("speed")
-    speed = cast(dict[str, Any], speed) if isinstance(speed, dict) else {}
-    return Line(
-        kind="epoch" if record.get("kind") == "epoch" else "interval",
-        epoch=int(epoch),
-        batches=int(batches),
-        seconds=_number(record.get("seconds")) or 0.0,
-        metrics=_numbers(record.get("metrics")),
-        training=_numbers(record.get("training")),
-        speed=_numbers(speed),
-        parts=_numbers(speed.get("seconds")),
-        memory=_numbers(speed.get("memory")),
-    )
-
-
-def _numbers(found: Any) -> dict[str, float]:
-    if not isinstance(found, dict):
-        return {}
-    values = ((str(name), _number(value)) for name, value in cast(dict[Any, Any], found).items())
-    return {name: value for name, value in values if value is not None}
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, str):
-        return {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}.get(value)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value)
-    except OverflowError:
-        return None
 
 
 def _previews(directory: Path) -> Iterator[Shown]:

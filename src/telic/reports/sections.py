@@ -11,7 +11,7 @@ from typing import Any
 from telic.reports.charts import PARTS, Chart, lines, time_split
 from telic.reports.notable import findings
 from telic.reports.reading import Line, Run, Shown
-from telic.reports.series import Curve, curve, metric_panels, split, utilisation
+from telic.reports.series import Curve, curve, measured_utilisation, metric_panels, split
 from telic.reports.text import bytes_text, duration, number, visible
 
 _MAX_PICTURES = 24
@@ -169,10 +169,7 @@ def _speed(runs: Sequence[Run], charts: _Charts) -> str:
                 )
             )
             break
-    used = [curve(run, "", utilisation(run)) for run in runs]
-    cards.append(
-        charts.card("utilisation: share of what a large matrix product reaches", lines(used, y_format=".0%", zero=True))
-    )
+    cards += _use(runs, charts)
     gib = 1 / 2**30
     memory: list[Curve] = []
     for run in runs:
@@ -187,6 +184,24 @@ def _speed(runs: Sequence[Run], charts: _Charts) -> str:
     if not any(cards):
         return ""
     return f'<h2>Speed</h2><div class="grid">{"".join(cards)}</div>{_costs(runs)}'
+
+
+def _use(runs: Sequence[Run], charts: _Charts) -> list[str]:
+    """Give how much of the devices the runs use; where nobody knows what those can do, what the runs do."""
+    published = _each(runs, lambda line: line.speed.get("utilisation"))
+    measured = [curve(run, "", measured_utilisation(run)) for run in runs]
+    made = [
+        charts.card(f"utilisation: share of {of}", lines(curves, y_format=".0%", zero=True))
+        for of, curves in (
+            ("what the device's data sheet promises", published),
+            ("what a large matrix product reaches", measured),
+        )
+    ]
+    if all(not a.is_empty or not b.is_empty for a, b in zip(published, measured, strict=True)):
+        return made
+    achieved = lines(_each(runs, lambda line: line.speed.get("flops_per_second")), y_format="~s", zero=True)
+    note = '<p class="soft">Utilisation is unknown: what such a device can do at most is not known.</p>'
+    return [*made, charts.card("floating-point operations per second, on each device", achieved, note)]
 
 
 def _at_work(run: Run) -> Run:

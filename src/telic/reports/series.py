@@ -84,8 +84,8 @@ def split(run: Run) -> Mapping[str, float]:
     return total
 
 
-def utilisation(run: Run) -> Callable[[Line], float | None]:
-    """Give the function that reads a line's share of what the device can do; it knows none without a profile."""
+def measured_utilisation(run: Run) -> Callable[[Line], float | None]:
+    """Give the function that reads a line's share of what the device was measured to do when the run ended."""
     flops, peak = run.profile.get("flops"), run.profile.get("peak_flops")
 
     def read(line: Line) -> float | None:

@@ -1,7 +1,8 @@
 """Where arrays lie on a mesh of devices: the mesh as a value, and rules from names of leaves to its axes."""
 
+from telic.axes import AXES, BATCH_AXES, constrain
 from telic.shard.layout import Layout
-from telic.shard.meshes import AXES, BATCH_AXES, MeshSpec, mesh_sizes
+from telic.shard.meshes import MeshSpec, mesh_sizes
 from telic.shard.table import Table, logical_axes
 
-__all__ = ["AXES", "BATCH_AXES", "Layout", "MeshSpec", "Table", "logical_axes", "mesh_sizes"]
+__all__ = ["AXES", "BATCH_AXES", "Layout", "MeshSpec", "Table", "constrain", "logical_axes", "mesh_sizes"]

@@ -7,14 +7,11 @@ from typing import Any, TypeAlias
 
 from jax.sharding import PartitionSpec
 
+from telic.axes import AXES, Axes
 from telic.errors import closest
-from telic.shard.meshes import AXES
 from telic.shard.parts import axes_of, num_bytes, num_parts
 from telic.shard.table import Table, tabulate
 from telic.tree import as_filter, paths
-
-Axes: TypeAlias = str | tuple[str, ...] | None
-"""Axes of the mesh that one dimension is split over; None leaves it whole."""
 
 Dims: TypeAlias = tuple[Axes, ...]
 """Axes by dimension; those after the last are whole."""
@@ -158,7 +155,8 @@ class Layout:
     def explain(self, objective: Any, *, mesh: Any = None, devices: int | None = None, example: Any = None) -> Table:
         """Give a table of an objective's variables: their specs, their bytes on a device, and what is whole on each.
 
-        Nothing is computed and no device is needed. Print it, or read its `lines`.
+        Nothing is computed and no device is needed. Print it, or read its `lines`; its last line says why a run would
+        refuse the layout, where it would.
 
         Args:
           objective: The objective.

@@ -10,11 +10,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
-AXES = ("data", "fsdp", "expert", "sequence", "tensor")
-"""Axes of every mesh, the outermost first: what is told most to a neighbour lies innermost."""
-
-BATCH_AXES = ("data", "fsdp", "expert")
-"""Axes that a batch's rows are split over: each device of them works on rows of its own."""
+from telic.axes import AXES
 
 
 @dataclass(frozen=True)

@@ -45,10 +45,12 @@ class Table:
     Attributes:
       lines: Leaves in the order of the tree.
       sizes: Size of each axis of the mesh.
+      refusal: Why a run would refuse the layout; empty where it would not.
     """
 
     lines: tuple[Line, ...]
     sizes: Mapping[str, int]
+    refusal: str = ""
 
     @property
     def device_bytes(self) -> int:
@@ -78,6 +80,7 @@ class Table:
                 *(line.rstrip() for line in text),
                 f"{self.device_bytes:,} of {self.total_bytes:,} bytes on each device; {kept:,} of them in "
                 f"{len(self.replicated)} leaves that are whole everywhere",
+                *([f"a run would refuse it: {self.refusal}"] if self.refusal else []),
             ]
         )
 
@@ -91,6 +94,10 @@ class Rules(Protocol):
         sizes: Mapping[str, int],
         logical: Mapping[str, Sequence[str | None]] | None = None,
     ) -> dict[str, PartitionSpec]: ...
+
+    def check_replicated(
+        self, shapes: Mapping[str, Any], specs: Mapping[str, PartitionSpec], sizes: Mapping[str, int]
+    ) -> None: ...
 
 
 def tabulate(layout: Rules, objective: Any, *, mesh: Any, devices: int | None, example: Any) -> Table:
@@ -108,6 +115,10 @@ def tabulate(layout: Rules, objective: Any, *, mesh: Any, devices: int | None, e
         for name, leaf in shapes.items()
         for parts in [num_parts(specs[name], sizes)]
     ]
+    try:
+        layout.check_replicated(shapes, specs, sizes)
+    except ValueError as error:
+        return Table(tuple(lines), sizes, str(error))
     return Table(tuple(lines), sizes)
 
 

@@ -59,6 +59,9 @@ def select_in_turn(condition: Array, new: PyTree, old: PyTree) -> PyTree:
     small step loses a third of its time to that. So each leaf's condition reads a number of the leaf before it, which
     is not NaN where the condition holds.
     """
+    if not jax.sharding.get_abstract_mesh().empty:
+        # On a mesh a number of a leaf is with one device, and all would wait for it, leaf after leaf.
+        return tree.select(condition, new, old)
     leaves, structure = jax.tree.flatten(new)
     kept: list[Array] = []
     turn = condition

@@ -278,7 +278,9 @@ def test_the_archive_goes_by_what_reads_back(tmp_path: Path, monkeypatch: pytest
     directory = opened(Checkpoints(tmp_path, keep=1, keep_every=10))
     save(directory, 9)
     with monkeypatch.context() as patch:
-        patch.setattr(store, "read", lambda root, name: (_ for _ in ()).throw(CheckpointError("leaf x is damaged")))
+        patch.setattr(
+            store, "read", lambda root, name, **_: (_ for _ in ()).throw(CheckpointError("leaf x is damaged"))
+        )
         directory.save(10, {"note": 10}, named("state", tree_of(10)), None)
         with pytest.raises(CheckpointError, match="damaged"):
             directory.finish()
@@ -314,7 +316,7 @@ def test_two_failures_in_a_row_stop(run: Path, monkeypatch: pytest.MonkeyPatch) 
     """Catches a run that trains on for days while none of its checkpoints is written."""
     directory = opened(Checkpoints(run))
 
-    def broken(*arguments: Any) -> None:
+    def broken(*arguments: Any, **named: Any) -> None:
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(store, "write", broken)
@@ -334,7 +336,7 @@ def test_a_checkpoint_that_does_not_read_back_replaces_nothing(run: Path, monkey
     directory = opened(Checkpoints(run, keep=1))
     directory.find()
 
-    def unreadable(root: Path, name: str) -> None:
+    def unreadable(root: Path, name: str, *, check_parts: bool = True) -> None:
         raise CheckpointError("leaf x is damaged")
 
     monkeypatch.setattr(store, "read", unreadable)

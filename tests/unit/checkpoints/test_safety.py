@@ -86,7 +86,7 @@ def entry(*changes: tuple[int, Any]) -> list[Any]:
 HOSTILE: dict[str, Any] = {
     "not a mapping": [],
     "no leaves": {"schema": 1, "run": "r"},
-    "a later format": {"schema": 2, "run": "r", "leaves": {}},
+    "a later format": {"schema": 3, "run": "r", "leaves": {}},
     "schema of another kind": {"schema": True, "run": "r", "leaves": {}},
     "negative schema": {"schema": -1, "run": "r", "leaves": {}},
     "run of another kind": {"schema": 1, "run": ["r"], "leaves": {}},

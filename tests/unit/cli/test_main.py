@@ -188,3 +188,23 @@ def test_inspect_shows_arrays_and_a_wrong_path_is_a_message(folder: Path, capsys
     (folder / "empty").mkdir()
     assert main(["inspect", str(folder / "empty")]) == 1
     assert "is no checkpoint" in capsys.readouterr().err
+
+
+def test_a_console_of_few_characters_ends_no_command(tmp_path: Path) -> None:
+    """Catches a traceback where the console's encoding lacks a character, such as that of infinity."""
+    line = {"kind": "epoch", "epoch": 0, "total_iterations": 1, "metrics": {"loss": "Infinity"}}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    done = subprocess.run(
+        [sys.executable, "-c", "import telic.cli; raise SystemExit(telic.cli.main())", "watch", str(tmp_path)],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"loss \\u221e" in done.stdout
+
+
+def test_an_error_names_what_a_terminal_would_obey(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Catches an escape code in a directory's name that reaches the terminal with the error about it."""
+    assert main(["report", str(tmp_path / "\x1b[2Jrun")]) == 2
+    assert "\\x1b[2Jrun is no directory" in capsys.readouterr().err

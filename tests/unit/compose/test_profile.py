@@ -14,6 +14,7 @@ import pytest
 
 import telic
 from telic.cli import main
+from telic.compose import metering
 from telic.profiling import PARTS, STEP_PARTS, Report, read_goodput
 
 MODEL = (
@@ -66,6 +67,29 @@ def test_a_profile_changes_no_bit() -> None:
     plain = trainer().fit(DATA, epochs=2, log_every=0)
     profiled = trainer(profile=lambda report: None).fit(DATA, epochs=2, log_every=0)
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), plain.variables, profiled.variables))
+
+
+def test_a_smaller_last_batch_does_not_stand_for_all() -> None:
+    """Catches operations of the program compiled last, that of one row, multiplied by the rate of whole batches."""
+    flops: list[float | None] = []
+    for rows in (0, 1):
+        last = [(np.ones((rows, 4), np.float32), np.zeros((rows, 2), np.float32))] * rows
+        trainer(profile=lambda report: flops.append(report.flops)).fit([*DATA, *last], log_every=0)
+    assert flops[0] == flops[1]
+
+
+def test_a_line_says_what_the_device_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a utilisation that is invented where no peak is known, and one that is no share of the one that is."""
+    said: list[dict[str, Any]] = []
+    for peak in (None, 1e12):
+        monkeypatch.setattr(metering, "published_peak", lambda kind, dtype, peak=peak: peak)
+        place = tmp_path / str(peak)
+        trainer().loop(log=0).record(place, interval=3).run(DATA)
+        said.append(json.loads((place / "metrics.jsonl").read_text().splitlines()[1])["speed"])
+    unknown, known = said
+    assert unknown["utilisation"] == "unknown"
+    assert unknown["flops_per_second"] > 0
+    assert known["utilisation"] == pytest.approx(known["flops_per_second"] / 1e12, rel=1e-4)
 
 
 def test_tokens_are_counted() -> None:

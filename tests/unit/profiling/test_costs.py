@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from telic.profiling import flops_of, measured_peak, memory_of, repeated_flops
+from telic.profiling import flops_of, measured_peak, memory_of, published_peak, repeated_flops
 
 
 def layers(x: jax.Array, weights: jax.Array) -> jax.Array:
@@ -15,13 +15,13 @@ def test_the_turns_of_a_scan_are_counted() -> None:
     """Catches a utilisation that is too low by the number of layers, since the compiler counts a body once."""
     x, weights = jnp.ones((32, 64)), jnp.ones((5, 64, 64))
     once = 2 * 32 * 64 * 64
-    assert repeated_flops(layers, x, weights) == 4 * once
+    assert repeated_flops(jax.make_jaxpr(layers)(x, weights)) == 4 * once
     # Backwards, each turn makes two more products.
     gradient = jax.grad(layers, argnums=1)
-    assert repeated_flops(gradient, x, weights) == 4 * 3 * once
+    assert repeated_flops(jax.make_jaxpr(gradient)(x, weights)) == 4 * 3 * once
     counted = flops_of(jax.jit(gradient).lower(x, weights).compile())
     assert counted is not None
-    assert counted + repeated_flops(gradient, x, weights) == pytest.approx(5 * 3 * once, rel=0.05)
+    assert counted + repeated_flops(jax.make_jaxpr(gradient)(x, weights)) == pytest.approx(5 * 3 * once, rel=0.05)
 
 
 def test_a_scan_inside_a_scan_multiplies() -> None:
@@ -29,7 +29,7 @@ def test_a_scan_inside_a_scan_multiplies() -> None:
     x = jnp.ones((8, 8))
     inner = jax.jit(lambda c: jax.lax.scan(lambda c, _: (c @ x, None), c, length=3)[0])
     outer = lambda c: jax.lax.scan(lambda c, _: (inner(c), None), c, length=4)[0]
-    assert repeated_flops(outer, x) == (12 - 1) * 2 * 8**3
+    assert repeated_flops(jax.make_jaxpr(outer)(x)) == (12 - 1) * 2 * 8**3
 
 
 def test_of_two_branches_the_dearer_counts() -> None:
@@ -40,7 +40,7 @@ def test_of_two_branches_the_dearer_counts() -> None:
         return lambda c: jax.lax.scan(lambda c, _: (c @ x, None), c, length=turns)[0]
 
     step = lambda c: jax.lax.cond(c.sum() > 0, loop(2), loop(6), c)
-    assert repeated_flops(step, x) == 5 * 2 * 8**3
+    assert repeated_flops(jax.make_jaxpr(step)(x)) == 5 * 2 * 8**3
 
 
 def test_a_convolution_counts_its_kernel() -> None:
@@ -51,7 +51,24 @@ def test_a_convolution_counts_its_kernel() -> None:
         return jax.lax.conv_general_dilated(c, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")), None
 
     step = lambda c: jax.lax.scan(turn, c, length=3)[0]
-    assert repeated_flops(step, jnp.ones((2, 8, 8, 4))) == 2 * (2 * 2 * 8 * 8 * 4 * 3 * 3 * 4)
+    assert repeated_flops(jax.make_jaxpr(step)(jnp.ones((2, 8, 8, 4)))) == 2 * (2 * 2 * 8 * 8 * 4 * 3 * 3 * 4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "peak"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "bfloat16", 312e12),
+        ("NVIDIA H100 80GB HBM3", jnp.float16, 989e12),
+        ("TPU v5 lite", "bfloat16", 197e12),
+        ("TPU v5", "bfloat16", 459e12),
+        ("TPU v4", "float32", None),
+        ("NVIDIA L40S", "bfloat16", None),
+        ("cpu", "float32", None),
+    ],
+)
+def test_a_peak_is_that_of_the_device_itself(kind: str, dtype: object, peak: float | None) -> None:
+    """Catches the sheet of another device whose name begins alike, and a narrow peak given for float32."""
+    assert published_peak(kind, dtype) == peak
 
 
 def test_memory_does_not_count_given_away_buffers_twice() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from telic.reports import find_runs, findings, read_run, reading, visible
+from telic.reports import Log, find_runs, findings, read_run, visible
 from telic.reports.reading import Run
 from telic.reports.series import MAX_POINTS, metric_panels, split, thinned
 
@@ -167,10 +167,26 @@ def test_visible_leaves_nothing_to_obey() -> None:
     assert len(visible("x" * 1000)) == 200
 
 
-def test_the_beginning_of_a_very_long_record_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_beginning_of_a_very_long_record_is_left_out(tmp_path: Path) -> None:
     """Catches a whole record that is called damaged because it was read from its middle."""
-    monkeypatch.setattr(reading, "_MAX_LOG_BYTES", 500)
-    run = read_run(write(tmp_path, lines=[line(i, metrics={"loss": 1.0}) for i in range(100)]))
+    place = write(tmp_path, lines=[line(i, metrics={"loss": 1.0}) for i in range(100)])
+    run = read_run(place, log=Log(place / "metrics.jsonl", max_bytes=500))
     assert 0 < len(run.lines) < 100
     assert run.lines[-1].batches == 99
     assert run.bad_lines == 0
+
+
+def test_a_log_that_grows_or_begins_anew_reads_as_if_read_once(tmp_path: Path) -> None:
+    """Catches lines read twice or lost as a file grows, a half line counted, and a new file taken for the old."""
+    place = tmp_path / "metrics.jsonl"
+    log = Log(place)
+    assert log.read() == ((), 0)
+    rows = [json.dumps(line(i, metrics={"loss": float(i)})) + "\n" for i in range(6)]
+    whole = "".join(rows[:3]) + "no line\n" + "".join(rows[3:])
+    for end in range(0, len(whole) + 1, 7):
+        place.write_text(whole[:end])
+        assert log.read() == Log(place).read(), end
+    place.write_text(rows[5] * 20)
+    assert log.read() == Log(place).read()
+    place.unlink()
+    assert log.read() == ((), 0)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
 import telic
+from telic.models import Decoder, DecoderConfig
 from telic.shard import AXES, Layout, MeshSpec
 
 SIZES = {"data": 1, "fsdp": 4, "expert": 1, "sequence": 1, "tensor": 2}
@@ -94,6 +95,17 @@ def test_a_table_says_what_lies_where() -> None:
     assert table.device_bytes == table.total_bytes // 4
     assert not table.replicated
     assert "data 2, fsdp 4" in str(table)
+
+
+def test_a_table_warns_of_what_a_run_would_refuse() -> None:
+    """Catches a table that looks well while most of the model is whole on every device."""
+    decoder = Decoder(DecoderConfig(vocab_size=64, d_model=32, num_layers=2, num_heads=2, max_length=8))
+    asked = {"mesh": MeshSpec(data=1, fsdp=8), "devices": 8, "example": {"tokens": np.zeros((2, 9), np.int32)}}
+    objective = telic.objectives.LMObjective(decoder)
+    assert not Layout().explain(objective, **asked).refusal
+    table = Layout({"params/**/mlp/**": ()}).explain(objective, **asked)
+    assert "bytes whole on every device, and 2% are allowed: params/layers_0/mlp" in table.refusal
+    assert str(table).endswith(f"a run would refuse it: {table.refusal}")
 
 
 def test_a_layout_that_keeps_too_much_whole_is_refused() -> None:

@@ -41,5 +41,5 @@ def command(
     place.parent.mkdir(parents=True, exist_ok=True)
     text = reports.page(reports.fragment(read))
     place.write_text(text, encoding="utf-8")
-    print(f"{place}  ({len(text.encode()) / 1e6:.1f} MB): open it in a browser")
+    print(f"{reports.visible(place, 4000)}  ({len(text.encode()) / 1e6:.1f} MB): open it in a browser")
     return 0

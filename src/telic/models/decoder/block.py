@@ -7,6 +7,7 @@ from typing import Any
 import jax
 from flax import linen as nn
 
+from telic.axes import BATCH_AXES, constrain
 from telic.models.decoder.attention import Attention
 from telic.models.decoder.config import DecoderConfig
 from telic.models.decoder.feedforward import MLP
@@ -14,6 +15,9 @@ from telic.models.decoder.kernels import Visible
 from telic.models.decoder.mixture import MixtureOfExperts
 from telic.models.decoder.norms import NORMS
 from telic.types import Array
+
+HIDDEN_AXES = (BATCH_AXES, "sequence")
+"""Axes of a mesh that hidden states [batch, time, d_model] lie over: XLA then gathers the weights of each layer."""
 
 
 @jax.tree_util.register_dataclass
@@ -66,7 +70,7 @@ class Block(nn.Module):
         branch, own, largest = Attention(c, self.train, name="attention")(
             norm(c.norm_epsilon, name="attention_norm")(x), around.turn, visible, past=past, wants_max=self.wants_max
         )
-        x = x + drop(branch)
+        x = constrain(x + drop(branch), *HIDDEN_AXES)
         inner = norm(c.norm_epsilon, name="mlp_norm")(x)
         router: Any = None
         if c.experts is None:
@@ -74,4 +78,4 @@ class Block(nn.Module):
         else:
             branch, router = MixtureOfExperts(c, name="experts")(inner, around.counted)
         keys = own if self.wants_keys else None
-        return x + drop(branch), {"keys": keys, "router": router, "largest": largest}
+        return constrain(x + drop(branch), *HIDDEN_AXES), {"keys": keys, "router": router, "largest": largest}

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from telic.axes import constrain
 from telic.errors import ContractError, ShapeError
-from telic.models.decoder.block import Block, Surroundings
+from telic.models.decoder.block import HIDDEN_AXES, Block, Surroundings
 from telic.models.decoder.cache import Cache
 from telic.models.decoder.config import DecoderConfig
 from telic.models.decoder.kernels import Visible
@@ -78,7 +79,7 @@ class Decoder(nn.Module):
         else:
             at = _positions(tokens, segment_ids) if cache is None else cache.lengths[:, None]
         table: Any = Table((c.vocab_size, c.d_model), c.init_std, name="embedding")()
-        x = self._embedded(table, tokens, at, train=train)
+        x = constrain(self._embedded(table, tokens, at, train=train), *HIDDEN_AXES)
         if cache is None:
             visible = Visible(segment_ids=segment_ids)
         else:
@@ -100,8 +101,12 @@ class Decoder(nn.Module):
 
     def _embedded(self, table: Array, tokens: Array, positions: Any, *, train: bool) -> Array:
         c = self.config
+        # On a mesh each device of `fsdp` looks some columns up for all their rows: that moves a part of the table, and
+        # of its gradient, where lookups by row would move all of it.
+        rows = ("data", "expert")
+        table, ids = constrain(table, None, "fsdp"), constrain(tokens.astype(jnp.uint32), rows, "sequence")
         # An id that the table lacks gives NaN, so that the loss says so; a negative one would else count from the end.
-        x = jnp.take(table, tokens.astype(jnp.uint32), axis=0, mode="fill")
+        x = constrain(jnp.take(table, ids, axis=0, mode="fill"), rows, "sequence", "fsdp")
         if c.positions == "learned":
             places: Any = Table((c.max_length, c.d_model), c.init_std, name="positions")()
             x = x + jnp.take(places, positions.astype(jnp.uint32), axis=0, mode="fill").astype(x.dtype)

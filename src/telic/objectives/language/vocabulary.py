@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from telic.axes import AXES, constrain
 from telic.errors import ShapeError
 from telic.mean import wide
 from telic.types import Array
@@ -86,8 +87,9 @@ def token_statistics(hidden: Array, head: Any, targets: Array, *, chunks: int | 
     vocab = kernel.shape[1]
     columns = block_columns(targets.size, vocab, chunks)
     curve = Curve(head.soft_cap, float(head.scale))
-    flat = hidden.reshape(-1, hidden.shape[-1])
-    ids = targets.reshape(-1)
+    # On a mesh each device works on tokens of its own: a block of columns is then at hand and not somewhere else.
+    flat = constrain(hidden.reshape(-1, hidden.shape[-1]), AXES)
+    ids = constrain(targets.reshape(-1), AXES)
     made: tuple[Array, ...]
     if columns >= vocab:
         made = _whole(curve, flat, kernel, bias, ids)
@@ -219,6 +221,7 @@ def _blocks(
 ) -> tuple[Array, ...]:
     """Give log-normalizer, target, mean, expected and top logit and the predicted id, [N] each, block by block."""
     vocab = kernel_DV.shape[1]
+    kernel_DV = constrain(kernel_DV)
     dtype = jnp.promote_types(jnp.promote_types(hidden_ND.dtype, kernel_DV.dtype), jnp.float32)
     least = jnp.asarray(jnp.finfo(dtype).min, dtype)
 
@@ -263,6 +266,8 @@ def _blocks_backward(curve: Curve, columns: int, kept: Any, cotangents: Any) -> 
     hidden_ND, kernel_DV, bias_V, ids_N, normalizer_N, expected_N = kept
     to_normalizer_N, to_target_N, to_mean_N, to_expected_N, *_ = cotangents
     vocab = kernel_DV.shape[1]
+    # Gathered before the loop, and not in it.
+    kernel_DV = constrain(kernel_DV)
     dtype = normalizer_N.dtype
 
     def step(carry: tuple[Any, ...], start: Array) -> tuple[tuple[Any, ...], None]:
@@ -281,7 +286,7 @@ def _blocks_backward(curve: Curve, columns: int, kept: Any, cotangents: Any) -> 
         # The products run in the dtype of what they multiply, as they would without blocks.
         narrow_NC = grad_NC.astype(jnp.promote_types(hidden_ND.dtype, kernel_DV.dtype))
         grad_hidden_ND += jnp.matmul(narrow_NC, kernel_DC.T, preferred_element_type=dtype)
-        grad_DC = jnp.matmul(hidden_ND.T, narrow_NC, preferred_element_type=dtype)
+        grad_DC = constrain(jnp.matmul(hidden_ND.T, narrow_NC, preferred_element_type=dtype), "fsdp")
         grad_kernel_DV = _add_at(grad_kernel_DV, grad_DC, begin)
         if grad_bias_V is not None:
             grad_bias_V = _add_at(grad_bias_V, grad_NC.sum(0), begin)
@@ -289,7 +294,7 @@ def _blocks_backward(curve: Curve, columns: int, kept: Any, cotangents: Any) -> 
 
     first = (
         jnp.zeros(hidden_ND.shape, dtype),
-        jnp.zeros(kernel_DV.shape, dtype),
+        constrain(jnp.zeros(kernel_DV.shape, dtype), "fsdp"),
         None if bias_V is None else jnp.zeros(bias_V.shape, dtype),
     )
     (grad_hidden, grad_kernel, grad_bias), _ = jax.lax.scan(step, first, _starts(vocab, columns))
