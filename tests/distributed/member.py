@@ -40,6 +40,9 @@ def fault(kind: str, rank: int, step: int) -> Any:
             raise RuntimeError("this handler fails in one process")
         numbers = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM}
         os.kill(os.getpid(), numbers[kind])
+        if kind == "term":
+            # JAX looks for the signal once a second; these steps would all be done by then.
+            time.sleep(4)
 
     return act
 

@@ -1,5 +1,6 @@
 """Two real processes on the loopback: one run, one record, and an end that both of them get to."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,10 @@ RUN: dict[str, Any] = {
     "every": 4,
     "steps": 12,
 }
+KILLED = 9
+"""When a run is killed: its save at 8 has begun, so that at 4 is over."""
+
+SAVED = re.compile(r"continuing b at [48] of 12 updates")
 
 
 def fine(ended: Ended) -> dict[int, Any]:
@@ -62,12 +67,12 @@ def test_two_processes_reject_and_normalise_like_one_device(tmp_path: Path) -> N
 def test_a_killed_run_goes_on_to_the_same_bits(tmp_path: Path, straight: Any) -> None:
     """Catches a state, a position or a window that one of the processes does not take up again."""
     killed = launch(
-        tmp_path / "killed", **RUN, directory=str(tmp_path / "b"), fault={"kind": "kill", "rank": 1, "step": 7}
+        tmp_path / "killed", **RUN, directory=str(tmp_path / "b"), fault={"kind": "kill", "rank": 1, "step": KILLED}
     )
     assert killed.code == 128 + 9, killed.said[-6000:]
     assert "process 1 of 2 was ended by SIGKILL" in killed.said
     again = launch(tmp_path / "again", **RUN, directory=str(tmp_path / "b"))
-    assert "continuing b at 4 of 12 updates" in again.said
+    assert SAVED.search(again.said), again.said[-6000:]
     assert fine(again)[0]["digest"] == straight["digest"]
     report = verify(tmp_path / "b")
     assert report.is_fine, str(report)
@@ -93,22 +98,22 @@ def test_sigterm_to_one_process_saves_the_same_step_in_all(tmp_path: Path, strai
 def test_a_run_goes_on_with_another_number_of_processes(tmp_path: Path, straight: Any) -> None:
     """Catches data read from the beginning, or a share of it twice, when there are fewer processes."""
     # Killed, so that it goes on in the middle of an epoch, with the metrics of its first part.
-    fault = {"kind": "kill", "rank": 0, "step": 7}
+    fault = {"kind": "kill", "rank": 0, "step": KILLED}
     launch(tmp_path / "two", **RUN, directory=str(tmp_path / "b"), fault=fault)
     one = launch(tmp_path / "one", **{**RUN, "mesh": None}, directory=str(tmp_path / "b"), processes=1)
     losses, expected = fine(one)[0]["losses"], straight["losses"]
-    assert sorted(losses, key=int) == ["6", "8", "10", "12"]
+    assert sorted(losses, key=int) in (["6", "8", "10", "12"], ["10", "12"])
     assert [losses[n] for n in losses] == pytest.approx([expected[n] for n in losses], rel=1e-6)
 
 
 @pytest.mark.slow
 def test_a_run_of_one_process_goes_on_in_two(tmp_path: Path, straight: Any) -> None:
     """Catches a whole leaf that the processes do not take up in parts, and both reading the same share."""
-    fault = {"kind": "kill", "rank": 0, "step": 7}
+    fault = {"kind": "kill", "rank": 0, "step": KILLED}
     alone = launch(tmp_path / "one", **{**RUN, "mesh": None}, directory=str(tmp_path / "b"), processes=1, fault=fault)
     assert alone.code == 128 + 9, alone.said[-6000:]
     two = launch(tmp_path / "two", **RUN, directory=str(tmp_path / "b"))
-    assert "continuing b at 4 of 12 updates" in two.said
+    assert SAVED.search(two.said), two.said[-6000:]
     losses, expected = fine(two)[0]["losses"], straight["losses"]
     assert [losses[n] for n in losses] == pytest.approx([expected[n] for n in losses], rel=1e-6)
 

@@ -250,7 +250,7 @@ def test_last_save_failing_is_an_error(tmp_path: Path, monkeypatch: pytest.Monke
     """Catches a run that ends "fine" while its last state is lost; the lock must be free again."""
     from telic.checkpoints import store
 
-    def broken(*arguments: Any) -> None:
+    def broken(*arguments: Any, **named: Any) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
