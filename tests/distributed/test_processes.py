@@ -19,6 +19,7 @@ RUN: dict[str, Any] = {
     "every": 4,
     "steps": 12,
 }
+ALONE: dict[str, Any] = {**RUN, "mesh": None}
 KILLED = 9
 """When a run is killed: its save at 8 has begun, so that at 4 is over."""
 
@@ -100,7 +101,7 @@ def test_a_run_goes_on_with_another_number_of_processes(tmp_path: Path, straight
     # Killed, so that it goes on in the middle of an epoch, with the metrics of its first part.
     fault = {"kind": "kill", "rank": 0, "step": KILLED}
     launch(tmp_path / "two", **RUN, directory=str(tmp_path / "b"), fault=fault)
-    one = launch(tmp_path / "one", **{**RUN, "mesh": None}, directory=str(tmp_path / "b"), processes=1)
+    one = launch(tmp_path / "one", **ALONE, directory=str(tmp_path / "b"), processes=1)
     losses, expected = fine(one)[0]["losses"], straight["losses"]
     assert sorted(losses, key=int) in (["6", "8", "10", "12"], ["10", "12"])
     assert [losses[n] for n in losses] == pytest.approx([expected[n] for n in losses], rel=1e-6)
@@ -110,7 +111,7 @@ def test_a_run_goes_on_with_another_number_of_processes(tmp_path: Path, straight
 def test_a_run_of_one_process_goes_on_in_two(tmp_path: Path, straight: Any) -> None:
     """Catches a whole leaf that the processes do not take up in parts, and both reading the same share."""
     fault = {"kind": "kill", "rank": 0, "step": KILLED}
-    alone = launch(tmp_path / "one", **{**RUN, "mesh": None}, directory=str(tmp_path / "b"), processes=1, fault=fault)
+    alone = launch(tmp_path / "one", **ALONE, directory=str(tmp_path / "b"), processes=1, fault=fault)
     assert alone.code == 128 + 9, alone.said[-6000:]
     two = launch(tmp_path / "two", **RUN, directory=str(tmp_path / "b"))
     assert SAVED.search(two.said), two.said[-6000:]
