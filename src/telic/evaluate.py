@@ -231,20 +231,11 @@ class EvaluationPass:
             self._host.start(state, whole)
             self._driver = driver
             scored = getattr(program, "scored", None)
-            self._score = jax.jit(self._on_mesh(scored)) if traced and scored is not None else scored
+            self._score = jax.jit(_knowing_mesh(self._placement, scored)) if traced and scored is not None else scored
             return program, state
         self._driver.restart(state)
         self._host.restart()
         return program, state
-
-    def _on_mesh(self, scored: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
-        """Give a function that is traced knowing the mesh."""
-
-        def traced(state: Any, batch: Any, index: Any) -> Any:
-            with self._placement.on_mesh():
-                return scored(state, batch, index)
-
-        return traced
 
     def _show(self, preview: Preview, program: Any, state: Any, batch: Batch, step: int) -> None:
         """Make the objective's preview, gather it, and give it to the sink on process 0."""
@@ -259,6 +250,16 @@ class EvaluationPass:
             preview.sink.artifact(name, artifact, step)
 
 
+def _knowing_mesh(placement: Placement, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a function that is traced knowing the mesh."""
+
+    def traced(*arguments: Any) -> Any:
+        with placement.on_mesh():
+            return function(*arguments)
+
+    return traced
+
+
 class _HostMetrics:
     """The metrics of an evaluation that work on the host, and those of an evaluation that cannot be traced."""
 
@@ -271,7 +272,7 @@ class _HostMetrics:
         self._empty: dict[str, Any] = {}
         self._scalars: dict[str, Mean] = {}
         self.first_scored: Any = None
-        self._read = jax.jit(self._read_on_mesh)
+        self._read = jax.jit(_knowing_mesh(placement, self._arguments))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -325,10 +326,6 @@ class _HostMetrics:
         values = {name: r.metric.compute(self._accumulators[name]) for name, r in self._reducers.items()}
         values |= {name: float(mean.measured()) for name, mean in self._scalars.items()}
         return {name: _plain(value) for name, value in values.items()}
-
-    def _read_on_mesh(self, state: Any, batch: Batch, index: Any) -> dict[str, Any]:
-        with self._placement.on_mesh():
-            return self._arguments(state, batch, index)
 
     def _arguments(self, state: Any, batch: Batch, index: Any) -> dict[str, Any]:
         """Give what the metrics read of a batch: artifacts once each, and the arguments of the others by name."""
