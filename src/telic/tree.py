@@ -277,9 +277,15 @@ def all_finite(tree: PyTree) -> Array:
             # One-byte floats do not add up in JAX.
             x = leaf if leaf.dtype.itemsize > 1 else leaf.astype(jnp.float32)
             kind = (x.shape, x.dtype)
-            sums[kind] = sums[kind] + (x - x) if kind in sums else x - x
-    checks = [(total == 0).all() for total in sums.values()]
+            nothing = jax.lax.sub(x, x)
+            sums[kind] = jax.lax.add(sums[kind], nothing) if kind in sums else nothing
+    checks = [_are_zero(total) for total in sums.values()]
     return jnp.stack(checks).all() if checks else jnp.asarray(True)
+
+
+def _are_zero(x: Array) -> Array:
+    # Operations of `lax`: those of `jnp` are functions in the program, which take longer to trace and lower.
+    return jax.lax.reduce_and(jax.lax.eq(x, jax.lax.full_like(x, 0)), tuple(range(x.ndim)))
 
 
 def leading_dimension(tree: PyTree) -> int | None:

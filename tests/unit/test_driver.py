@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -69,6 +70,25 @@ def test_a_smaller_last_batch_is_a_second_program_and_told_once() -> None:
     assert log.told == ["the step", "the step done", "the smaller last batch", "the smaller last batch done"]
     assert float(final.step_state) == 42.0
     assert final.history[2] == {"x": 1.0}
+
+
+def test_the_step_is_traced_once_for_a_shape() -> None:
+    """Catches going through the user's Python, and its gradient, once to check a step and again to compile it.
+
+    The forward pass is gone through once more, to see what the masses read.
+    """
+    traced = 0
+
+    class Counted(nn.Module):
+        @nn.compact
+        def __call__(self, x: Any) -> Any:
+            nonlocal traced
+            traced += not self.is_initializing()
+            return nn.Dense(3)(x)
+
+    rows = [(np.ones((4, 2), np.float32), np.ones((4, 3), np.float32))] * 3
+    telic.trainer(Counted(), "mse", "sgd", log=0).run(rows, epochs=2)
+    assert traced == 2
 
 
 def test_a_third_shape_is_refused_with_everything_one_needs() -> None:

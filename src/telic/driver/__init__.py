@@ -3,13 +3,13 @@
 The only place that jits training and evaluation.
 """
 
+from telic.driver.building import build_state
 from telic.driver.feeding import Feeder
 from telic.driver.gathering import Gathering
 from telic.driver.stepping import (
     DriverOptions,
     Listener,
     StepDriver,
-    build_state,
     compile_step,
 )
 from telic.driver.tracing import check_constants

@@ -86,10 +86,10 @@ class Packing:
         leaves = self._structure.flatten_up_to(value)
         vectors: list[Any] = []
         for group in self._groups:
-            place = jnp.arange(len(group))
-            vector = jnp.full(len(group), leaves[group[0]])
+            # Operations of `lax`: those of `jnp` are functions in the program, which take longer to trace and lower.
+            vector, place = jax.lax.broadcast(leaves[group[0]], (len(group),)), np.arange(len(group))
             for at, i in enumerate(group[1:], start=1):
-                vector = jnp.where(place == at, leaves[i], vector)
+                vector = jax.lax.select(place == at, jax.lax.broadcast(leaves[i], (len(group),)), vector)
             vectors.append(vector)
         return vectors, [leaves[i] for i in self._rest]
 
@@ -98,5 +98,5 @@ class Packing:
         vectors, rest = packed
         leaves: dict[int, Any] = dict(zip(self._rest, rest, strict=True))
         for vector, group in zip(vectors, self._groups, strict=True):
-            leaves |= {i: vector[at] for at, i in enumerate(group)}
+            leaves |= {i: jax.lax.index_in_dim(vector, at, keepdims=False) for at, i in enumerate(group)}
         return self._structure.unflatten([leaves[i] for i in range(len(leaves))])

@@ -35,10 +35,6 @@ GROUP_BYTES = 4 * 2**20
 MAX_WIDTH = 128
 """Iterations of one dispatch, at most."""
 
-_SCHEDULER = "xla_cpu_scheduler_type"
-_FEW_TEMPORARIES = "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"
-"""XLA option, and its value, that orders a program so that few of its values are there at once, on the CPU."""
-
 _REGION_ANALYSIS = "xla_cpu_copy_insertion_use_region_analysis"
 """XLA option that saves the copies which keeping old state beside new costs inside a loop, on the CPU."""
 
@@ -75,35 +71,6 @@ class DriverOptions:
     compiler_options: Mapping[str, Any] | None = None
     listener: Listener | None = None
     meter: Meter | None = None
-
-
-def build_state(
-    build: Callable[..., PyTree],
-    *arguments: Any,
-    shardings: Callable[[PyTree], PyTree] | None = None,
-    consume: tuple[int, ...] = (),
-) -> PyTree:
-    """Build a state in one compiled program, its arguments (held arrays among them) passed as data.
-
-    Args:
-      build: Builds it.
-      arguments: What it takes.
-      shardings: Gives where each leaf of the state is to lie, from its shapes; None leaves it to XLA.
-      consume: Numbers of the arguments that are given away.
-    """
-    where = None if shardings is None else shardings(jax.eval_shape(build, *arguments))
-    return building(build, where, consume)(*arguments)
-
-
-def building(build: Callable[..., PyTree], where: PyTree, consume: tuple[int, ...] = ()) -> Any:
-    """Give the jitted function that builds a state, its leaves where they are to lie; None leaves that to XLA."""
-    if where is None:
-        return jax.jit(build, donate_argnums=consume)
-    options = None
-    if jax.default_backend() == "cpu" and knows_option(_SCHEDULER, _FEW_TEMPORARIES):
-        # In XLA's own order all leaves are drawn before any is finished: another copy of the parameters.
-        options = {_SCHEDULER: _FEW_TEMPORARIES}
-    return jax.jit(build, out_shardings=where, donate_argnums=consume, compiler_options=options)
 
 
 def compile_step(program: StepProgram, state: PyTree, batch: Batch) -> Any:
@@ -170,7 +137,10 @@ class StepDriver:
         self._compute: Callable[..., Any] = self._values
         self._copied: Callable[..., Any] = tree.copy_leaves
         self._plan: Callable[..., Any] = self._planned
+        self._traced_once: Callable[..., Result] = self._call
         if options.jit:
+            # The program that runs takes the step as `start` traced it, and does not go through its Python again.
+            self._traced_once = jax.jit(self._call)
             self._plan = jax.jit(self._plan)
             self._flush = jax.jit(self._flushed, donate_argnums=0)
             self._compute = jax.jit(self._values)
@@ -249,10 +219,9 @@ class StepDriver:
 
     def _trace(self, step_state: PyTree, shapes: PyTree) -> tuple[Any, Result]:
         """Trace the step alone: (its program, the shapes of its result)."""
-        state = _structs(step_state)
+        state, index = _structs(step_state), jax.ShapeDtypeStruct((), jnp.int32)
         window = jax.eval_shape(self._plan, state, [shapes]) if getattr(self._program, "plans", False) else None
-        call = jax.make_jaxpr(lambda s, b, w: as_result(self._call(s, b, 0, w)), return_shape=True)
-        return call(state, shapes, window)
+        return jax.make_jaxpr(self._traced_once, return_shape=True)(state, shapes, index, window)
 
     def _choose_program(self, traced: Any, shapes: PyTree) -> None:
         """Choose one program for the run, from what the step is made of and never from the clock.
@@ -388,13 +357,15 @@ class StepDriver:
 
     def _make_probe(self, names: tuple[str, ...], state: PyTree, batch: Batch, window: Any) -> Callable[..., Any]:
         def seen(state: PyTree, batch: Batch, index: Any, window: Any) -> dict[str, Any]:
-            result = as_result(self._call(state, batch, index, window))
+            result = self._call(state, batch, index, window)
             outputs = result.state if result.outputs is None else result.outputs
             return {name: self._probes[name](outputs) for name in names}
 
         if not self._options.jit:
             return seen
-        program = jax.jit(seen, compiler_options=self._compile_options(loops=False))
+        # Each of several processes reads them by itself.
+        where = self._placement.pins(0) if self._placement.processes.count > 1 else None
+        program = jax.jit(seen, compiler_options=self._compile_options(loops=False), out_shardings=where)
         listener, what, began = self._options.listener, f"the probe {', '.join(names)}", time.perf_counter()
         if listener is not None:
             listener.compiling(what)
@@ -475,11 +446,12 @@ class StepDriver:
 
     # -- the program ---------------------------------------------------------------------------------------------
 
-    def _call(self, state: PyTree, batch: Batch, index: Any, window: Any = None) -> Any:
+    def _call(self, state: PyTree, batch: Batch, index: Any, window: Any) -> Result:
         with self._on_mesh():
             if not self._carries:
-                return self._program.step(state, batch, index)
-            return self._program.step(state, batch) if window is None else self._program.step(state, batch, window)
+                return as_result(self._program.step(state, batch, index))
+            planned = () if window is None else (window,)
+            return as_result(self._program.step(state, batch, *planned))
 
     def _group(
         self,
@@ -523,7 +495,7 @@ class StepDriver:
     ) -> tuple[list[Any], Any]:
         """Step and metrics of one batch."""
         index = accumulators["index"]
-        result = as_result(self._call(self._parts.state(moving, still), batch, index, window))
+        result = self._traced_once(self._parts.state(moving, still), batch, index, window)
         after: dict[str, Any] = {"index": index + 1}
         for scope in self._scopes:
             old = accumulators[scope]

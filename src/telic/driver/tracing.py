@@ -85,5 +85,18 @@ def unwritten(traced: Any, state: PyTree) -> tuple[bool, ...]:
 
     They are no tree like the state: a user's state may check what it is made of.
     """
-    pairs = zip(traced.jaxpr.invars, traced.jaxpr.outvars, strict=False)
+    pairs = zip(traced.jaxpr.invars, _origins(traced.jaxpr), strict=False)
     return tuple(before is after for before, after in pairs)[: jax.tree.structure(state).num_leaves]
+
+
+def _origins(program: Any) -> list[Any]:
+    """Give a program's results, and in place of those that a function in it hands on, what that was given."""
+    handed: dict[Any, Any] = {}
+    for eqn in program.eqns:
+        if eqn.primitive.name in ("jit", "pjit"):
+            inner = eqn.params["jaxpr"].jaxpr
+            given = dict(zip(inner.invars, eqn.invars, strict=True))
+            # A literal is no variable, and cannot be looked up.
+            results = [given.get(x) if isinstance(x, jax.extend.core.Var) else None for x in _origins(inner)]
+            handed |= {out: came for out, came in zip(eqn.outvars, results, strict=True) if came is not None}
+    return [handed.get(x, x) if isinstance(x, jax.extend.core.Var) else x for x in program.outvars]

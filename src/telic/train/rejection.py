@@ -69,8 +69,8 @@ def select_in_turn(condition: Array, new: PyTree, old: PyTree) -> PyTree:
         chosen = tree.select(turn, leaf, before)
         kept.append(chosen)
         if chosen is not before and tree.is_float(chosen) and chosen.size:
-            some = chosen.reshape(-1)[0]
-            turn = condition & (some == some)
+            some = jax.lax.squeeze(jax.lax.slice(chosen, [0] * chosen.ndim, [1] * chosen.ndim), range(chosen.ndim))
+            turn = jax.lax.bitwise_and(condition, jax.lax.eq(some, some))
     return structure.unflatten(kept)
 
 

@@ -3,10 +3,11 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from telic.driver.stepping import building
+from telic.driver.building import build_state, building
 
 WIDTH, LAYERS = 256, 8
 
@@ -34,3 +35,37 @@ def test_the_order_of_building_does_not_change_what_is_built() -> None:
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     placed = building(build, jax.tree.map(lambda _: here, jax.eval_shape(build, key)))(key)
     jax.tree.map(np.testing.assert_array_equal, placed, building(build, None)(key))
+
+
+def test_on_one_device_equal_draws_are_compiled_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Catches one program of all draws, which takes XLA a minute for 300 leaves; and a forward pass that nobody reads."""
+
+    def drawn(key: Any) -> Any:
+        keys = jax.random.split(key, 40)
+        leaves = [jax.random.normal(k, (3, 5)) for k in keys]
+        jnp.cosh(sum(leaves)).sum()
+        return leaves
+
+    with jax.log_compiles(), caplog.at_level("WARNING"):
+        made = build_state(drawn, jax.random.key(0), shardings=lambda _: None)
+    compiled = [line for line in caplog.messages if line.startswith("Finished XLA compilation")]
+    assert sum("normal" in line for line in compiled) == 1
+    assert not any("cosh" in line for line in compiled)
+    jax.tree.map(np.testing.assert_array_equal, made, jax.jit(drawn)(jax.random.key(0)))
+
+
+@pytest.mark.parametrize("consume", [(), (0,)])
+def test_a_state_built_apart_owns_its_leaves(consume: tuple[int, ...]) -> None:
+    """Catches a leaf that is the caller's own array, or that is there twice: a step gives its state away."""
+    held = {"w": jnp.arange(3.0), "host": np.arange(4.0, dtype=np.float32)}
+    captured = jnp.ones(2)
+
+    def build(held: Any) -> Any:
+        return {"params": held, "ema": held, "captured": captured, "number": 1.5}
+
+    made = build_state(build, held, shardings=lambda _: None, consume=consume)
+    jax.jit(lambda x: jax.tree.map(lambda y: y + 1, x), donate_argnums=0)(made)
+    assert captured.sum() == 2
+    np.testing.assert_array_equal(held["host"], np.arange(4.0))
+    if not consume:
+        np.testing.assert_array_equal(held["w"], np.arange(3.0))
