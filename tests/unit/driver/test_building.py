@@ -38,7 +38,7 @@ def test_the_order_of_building_does_not_change_what_is_built() -> None:
 
 
 def test_on_one_device_equal_draws_are_compiled_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Catches one program of all draws, which takes XLA a minute for 300 leaves; and a forward pass that nobody reads."""
+    """Catches one program of all draws, which takes XLA a minute for 300 leaves; and a forward pass nobody reads."""
 
     def drawn(key: Any) -> Any:
         keys = jax.random.split(key, 40)
