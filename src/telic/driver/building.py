@@ -1,19 +1,21 @@
-"""How a state is built: apart, where it lies on one device, or in one program that lays out its leaves."""
+"""How a state is built: in one program, where its leaves are to lie; on one device equal draws are compiled once."""
 
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.extend.core
-import jax.numpy as jnp
 from jax.interpreters import partial_eval
 
-from telic.driver.tracing import knows_option
+from telic.driver.tracing import draws, knows_option
 from telic.types import PyTree
 
 _SCHEDULER = "xla_cpu_scheduler_type"
 _FEW_TEMPORARIES = "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"
 """XLA option, and its value, that orders a program so that few of its values are there at once, on the CPU."""
+
+_REPEATED = 6
+"""Draws that are like another from which on they run apart: fewer take less time in the program of the rest."""
 
 
 def build_state(
@@ -24,8 +26,8 @@ def build_state(
 ) -> PyTree:
     """Build a state, its arguments (held arrays among them) passed as data.
 
-    Where its leaves are to lie on several devices, one program builds it. On one device its operations run apart, and
-    equal ones are compiled once: in one program each leaf that is drawn costs XLA a fifth of a second on the CPU.
+    One program builds it. On one device what draws random numbers runs before, and equal draws are compiled once: XLA
+    takes a fifth of a second on the CPU for each in a program.
 
     Args:
       build: Builds it.
@@ -40,8 +42,7 @@ def build_state(
     where = shardings(shapes)
     if where is not None:
         return building(build, where, consume)(*arguments)
-    given_away = {id(leaf) for i in consume for leaf in jax.tree.leaves(arguments[i])}
-    leaves = _run_apart(traced, jax.tree.leaves(arguments), given_away)
+    leaves = _run(traced, [(leaf, i in consume) for i, tree in enumerate(arguments) for leaf in jax.tree.leaves(tree)])
     return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
 
 
@@ -56,20 +57,38 @@ def building(build: Callable[..., PyTree], where: PyTree, consume: tuple[int, ..
     return jax.jit(build, out_shardings=where, donate_argnums=consume, compiler_options=options)
 
 
-def _run_apart(traced: Any, arguments: list[Any], given_away: set[int]) -> list[Any]:
-    """Run the operations that the results of a traced program need, one after the other.
-
-    Args:
-      traced: The program.
-      arguments: Its arguments.
-      given_away: Ids of those whose memory the results may have.
-    """
+def _run(traced: Any, arguments: list[tuple[Any, bool]]) -> list[Any]:
+    """Run a traced program on (argument, whether it is given away)."""
     program, _ = partial_eval.dce_jaxpr(traced.jaxpr, [True] * len(traced.jaxpr.outvars), instantiate=True)
-    leaves = jax.extend.core.jaxpr_as_fun(jax.extend.core.ClosedJaxpr(program, traced.consts))(*arguments)
-    # A step gives its state away, so no leaf may be the caller's own, nor be there twice.
-    taken = {id(x) for x in [*arguments, *traced.consts]} - given_away
-    for i, leaf in enumerate(leaves):
-        if id(leaf) in taken or not isinstance(leaf, jax.Array):
-            leaves[i] = jnp.array(leaf, copy=True)
-        taken.add(id(leaf))
-    return leaves
+    random = [eqn for eqn in program.eqns if draws(eqn)]
+    if len(random) - len({id(eqn.params.get("jaxpr", eqn)) for eqn in random}) < _REPEATED:
+        random = []
+    apart = {id(eqn) for eqn in random}
+    drawn = [x for eqn in random for x in eqn.outvars]
+    first = program.replace(eqns=_up_to(apart, program.eqns), outvars=drawn)
+    numbers = _called(first, traced.consts, [x for x, _ in arguments])
+    # What was drawn stands before the rest as its constants do.
+    rest = [eqn for eqn in program.eqns if id(eqn) not in apart]
+    last = program.replace(eqns=rest, constvars=[*program.constvars, *drawn])
+
+    def finish(given_away: list[Any], kept: list[Any], numbers: list[Any]) -> list[Any]:
+        parts = {True: iter(given_away), False: iter(kept)}
+        return _called(last, [*traced.consts, *numbers], [next(parts[given]) for _, given in arguments])
+
+    parts = ([x for x, given in arguments if given is part] for part in (True, False))
+    return jax.jit(finish, donate_argnums=0)(*parts, numbers)
+
+
+def _called(program: Any, constants: list[Any], arguments: list[Any]) -> list[Any]:
+    return jax.extend.core.jaxpr_as_fun(jax.extend.core.ClosedJaxpr(program, constants))(*arguments)
+
+
+def _up_to(wanted: set[int], eqns: list[Any]) -> list[Any]:
+    """Give the operations whose ids are wanted and those that they need, in their order."""
+    read: set[Any] = set()
+    needed: list[Any] = []
+    for eqn in reversed(eqns):
+        if id(eqn) in wanted or not read.isdisjoint(eqn.outvars):
+            needed.append(eqn)
+            read |= {x for x in eqn.invars if isinstance(x, jax.extend.core.Var)}
+    return needed[::-1]

@@ -70,6 +70,17 @@ def uses_convolution(closed: Any) -> bool:
     return any(eqn.primitive.name == "conv_general_dilated" for p in _programs(closed) for eqn in p.eqns)
 
 
+_RANDOM = {"random_bits", "random_gamma", "rng_bit_generator", "rng_uniform", "threefry2x32"}
+"""Operations that draw random numbers."""
+
+
+def draws(eqn: Any) -> bool:
+    """Say whether an operation draws random numbers, or is a function that does."""
+    if eqn.primitive.name in _RANDOM:
+        return True
+    return any(e.primitive.name in _RANDOM for p in _programs(tuple(eqn.params.values())) for e in p.eqns)
+
+
 @functools.cache
 def knows_option(name: str, value: bool | str = True) -> bool:
     """Say whether this XLA knows a compile option and a value of it."""

@@ -227,9 +227,7 @@ def _masses(subject: _Subject) -> Finding:
     state = subject.state
     trained = subject.step.trained(state.variables)
     try:
-        reads = mass_reads(
-            subject.objective, state.variables, trained, subject.batch, subject.moment(), policy=Policy()
-        )
+        reads = mass_reads(subject.objective, state.variables, trained, subject.batch, subject.moment, policy=Policy())
     except ValueError as error:
         return "fail", str(error)
     found, _ = call_loss(subject.objective, state.variables, subject.batch, subject.moment())

@@ -1,6 +1,6 @@
 """What the masses of a loss read: whether they come from the batch alone."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,13 @@ class MassReads:
 
 
 def mass_reads(
-    objective: Objective, variables: Variables, trained: PyTree, batch: Batch, step: Step, *, policy: Policy
+    objective: Objective,
+    variables: Variables,
+    trained: PyTree,
+    batch: Batch,
+    moment: Callable[[], Step],
+    *,
+    policy: Policy,
 ) -> MassReads:
     """Trace a loss and say what its masses read.
 
@@ -44,7 +50,7 @@ def mass_reads(
       variables: The whole tree, or its shapes.
       trained: ``variables["params"]`` with None at each leaf that is not trained.
       batch: A microbatch, or its shapes.
-      step: The moment.
+      moment: Gives the moment, which is computed only where its values are needed.
       policy: Dtypes to compute in.
     Raises:
       ContractError: A mass changes when the trainable parameters change. Known only where there are values.
@@ -60,7 +66,7 @@ def mass_reads(
         written.update(aux.variables or {})
         return list(masses(statistics).values())
 
-    arguments = {"batch": batch, "step": step, "trained": trained, "variables": variables}
+    arguments = {"batch": batch, "step": jax.eval_shape(moment), "trained": trained, "variables": variables}
     closed = jax.make_jaxpr(masses_of)(arguments)
     if not closed.out_avals:
         return MassReads()
@@ -69,8 +75,8 @@ def mass_reads(
     read = [name for name, is_read in zip(names, used, strict=True) if is_read]
     moving = tuple(n for n in read if n == "step/step" or n.startswith(tuple(f"variables/{w}/" for w in written)))
     found = tuple(n.replace("trained/", "params/", 1) for n in read if n.startswith("trained/"))
-    leaves = jax.tree.leaves(arguments)
-    if found and not any(isinstance(x, Tracer | jax.ShapeDtypeStruct) for x in leaves):
+    if found and not any(isinstance(x, Tracer | jax.ShapeDtypeStruct) for x in jax.tree.leaves((batch, variables))):
+        leaves = jax.tree.leaves({**arguments, "step": moment()})
         kept = [(name, leaf) for name, leaf, is_read in zip(names, leaves, used, strict=True) if is_read]
         _refuse_dependence(objective, lambda values: eval_jaxpr(jaxpr, closed.consts, *values), kept, found)
     return MassReads(found, moving)

@@ -225,7 +225,7 @@ class TrainStep:
             state.variables,
             self.trained(state.variables),
             batch,
-            self.moment(state),
+            lambda: self.moment(state),
             policy=self.policy,
         )
 
