@@ -10,7 +10,7 @@ the ratio to a hand-written loop over the same leaves.
 import argparse
 import contextlib
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import jax
 import optax
@@ -21,6 +21,7 @@ from benchmarks.timing import Ratio, heading, machine, ratio, take_turns
 
 STEPS = 200
 LEAF_COUNTS = (10, 100, 1000, 5000)
+"""The last takes XLA ten minutes and more to compile, on either side."""
 
 
 def metrics(rounds: int) -> list[Ratio]:
@@ -47,9 +48,8 @@ def handlers(rounds: int) -> list[Ratio]:
     return _grown("handlers, every 200", loop, (0, 10, 100), rounds)
 
 
-def leaves(rounds: int) -> list[Ratio]:
+def leaves(rounds: int) -> Iterator[Ratio]:
     """Grow the number of parameter leaves, against a hand-written loop over as many; eight numbers a leaf."""
-    made: list[Ratio] = []
     steps = 20
     data = [(x, x) for x, _ in models.rows(steps, width=8, batch=8)]
     for count in LEAF_COUNTS:
@@ -64,11 +64,8 @@ def leaves(rounds: int) -> list[Ratio]:
             },
             rounds,
         )
-        made += [
-            ratio(f"{count:,} leaves, to hand-written", seconds["telic"], seconds["hand"], aim=1.1, units=steps),
-            ratio(f"{count:,} leaves, one dispatch each", seconds["apart"], seconds["hand"], units=steps),
-        ]
-    return made
+        yield ratio(f"{count:,} leaves, to hand-written", seconds["telic"], seconds["hand"], aim=1.1, units=steps)
+        yield ratio(f"{count:,} leaves, one dispatch each", seconds["apart"], seconds["hand"], units=steps)
 
 
 def epochs(rounds: int) -> list[Ratio]:
@@ -107,7 +104,7 @@ def _quietly(forms: dict[str, sides.Side], rounds: int) -> dict[str, list[float]
         return take_turns(forms, rounds)
 
 
-GROWTH: dict[str, Callable[[int], list[Ratio]]] = {
+GROWTH: dict[str, Callable[[int], Iterable[Ratio]]] = {
     "metrics": metrics,
     "handlers": handlers,
     "epochs": epochs,

@@ -52,7 +52,8 @@ def training(steps: int = 500):
     """Give the trainer for some steps, and the right answers it learns from; 500 problems are held out."""
     learned, held_out = problems()
     schedule = optax.warmup_cosine_decay_schedule(0.0, 2e-3, min(100, steps // 5), steps, 2e-4)
-    trainer = telic.Trainer(telic.objectives.LMObjective(MODEL), telic.optimizers.adamw(schedule), key=0)
+    objective = telic.objectives.LMObjective(MODEL, decode=TOKENIZER.decode)
+    trainer = telic.Trainer(objective, telic.optimizers.adamw(schedule), key=0)
     return trainer, columns(rows(learned + held_out), batch=128, held_out=len(held_out))
 
 

@@ -1,15 +1,18 @@
 """Diffusion in latents: an autoencoder first, then a small transformer that draws its codes, decoded into digits.
 
 ``python -m examples.diffusion_latents`` trains both and says how well digits survive the code and how many of the drawn
-ones a classifier reads as their class.
+ones a classifier reads as their class. A hundred of them are kept as a picture under ``--directory``.
 """
+
+import argparse
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import telic
-from examples.diffusion_digits import NO_CLASS, digits, train_reader
+from examples.diffusion_digits import NO_CLASS, digits, save_grid, train_reader
 from telic.data import columns
 from telic.models import Autoencoder, DiT, Latents
 from telic.objectives import DiffusionObjective
@@ -25,7 +28,9 @@ def train_autoencoder(steps: int) -> Latents:
     return Latents.of(module, state.variables, images[:2000])
 
 
-def main(steps: int = 2000, *, dim: int = 128, each: int = 20, epochs: int = 8) -> dict[str, float]:
+def main(
+    steps: int = 2000, *, dim: int = 128, each: int = 20, epochs: int = 8, directory: str | None = None
+) -> dict[str, float]:
     """Train, draw and judge; give what was measured."""
     accuracy, read = train_reader(epochs)
     latents = train_autoencoder(max(steps // 4, 1))
@@ -52,8 +57,15 @@ def main(steps: int = 2000, *, dim: int = 128, each: int = 20, epochs: int = 8) 
     )
     found["recognised"] = float(np.mean(read(images)[0] == labels))
     print(f"squared error of the code {found['error']:.4f}; {found['recognised']:.1%} of the drawn digits recognised")
+    if directory is not None:
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        save_grid(images, Path(directory) / "latents.png")
     return found
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=2000, help="updates of the diffusion model")
+    parser.add_argument("--directory", default="runs/diffusion_latents", help="where the picture goes")
+    asked = parser.parse_args()
+    main(asked.steps, directory=asked.directory)

@@ -48,7 +48,7 @@ def training(decoder: Decoder, weights: dict[str, object]):
     variables = lora.init(jax.random.key(1), rows, weights)
 
     # Only what the assistant says is learned, and only the adapters move.
-    objective = LMObjective(lora.model, variables=variables, loss_roles=(Role.ASSISTANT,))
+    objective = LMObjective(lora.model, variables=variables, loss_roles=(Role.ASSISTANT,), decode=TOKENIZER.decode)
     trainer = telic.Trainer(objective, telic.optimizers.adamw(1e-2), key=0, trainable=lora.trainable)
     return lora, trainer, data, rows
 

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from examples.diffusion_digits import held_out
-from examples.jepa_digits import training
+from examples.jepa_digits import held_out, training
 from telic.config import Run
 
 
@@ -11,9 +10,9 @@ from telic.config import Run
 class Settings:
     """What --set changes."""
 
-    steps: int = 3000
+    steps: int = 6000
     dim: int = 128
-    depth: int = 3
+    depth: int = 2
 
 
 def build(settings: Settings) -> Run:

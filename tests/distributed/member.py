@@ -1,4 +1,4 @@
-"""A training program as its author writes it, for `telic launch`, with a fault on request: its argument is JSON."""
+"""A training program as its author writes it, for `telic launch`, in which one process goes wrong: what, is JSON."""
 
 import hashlib
 import json
@@ -15,8 +15,13 @@ from jax.experimental import multihost_utils
 
 import telic
 from telic.data import columns
-from telic.placement import ManyProcesses
-from tests.distributed.problems import BATCH, PROBLEMS, train, trainer
+from tests.distributed.problems import BATCH, decoder, trainer
+
+EVERY, STEPS = 4, 12
+"""Updates between the saves of the run, and updates in all."""
+
+PAIR = telic.MeshSpec(data=1, fsdp=2)
+"""The mesh of two processes with one device each."""
 
 
 def digest(state: Any) -> str:
@@ -28,6 +33,19 @@ def digest(state: Any) -> str:
         whole = leaf if leaf.is_fully_replicated else multihost_utils.process_allgather(leaf, tiled=True)
         found.update(np.ascontiguousarray(np.asarray(whole)).tobytes())
     return found.hexdigest()
+
+
+def run(directory: Path, mesh: telic.MeshSpec | None, handler: Any = None) -> Any:
+    """Train a decoder with checkpoints; give the digest of the final state and the losses by step."""
+    problem = decoder()
+    made = trainer(problem, mesh, checkpoints=telic.Checkpoints(directory, every=EVERY))
+    losses: dict[int, float] = {}
+    loop = made.loop(log=0)
+    if handler is not None:
+        loop.handle_event("step_completed", handler)
+    loop.handle_event("step_completed", lambda s: losses.update({s.steps: s.metrics["loss"]}), telic.every(2))
+    end = loop.run(columns(problem.data, batch=BATCH, seed=3), steps=STEPS)
+    return {"digest": digest(end.step_state), "losses": losses}
 
 
 def fault(kind: str, rank: int, step: int) -> Any:
@@ -47,46 +65,9 @@ def fault(kind: str, rank: int, step: int) -> Any:
     return act
 
 
-def run(asked: Any) -> Any:
-    """Train with checkpoints; give the digest of the final state and the losses by step."""
-    problem = PROBLEMS[asked["problem"]]()
-    mesh = None if asked["mesh"] is None else telic.MeshSpec(**asked["mesh"])
-    made = trainer(problem, mesh, checkpoints=telic.Checkpoints(asked["directory"], every=asked["every"]))
-    losses: dict[int, float] = {}
-    loop = made.loop(log=0)
-    if "fault" in asked:
-        loop.handle_event("step_completed", fault(**asked["fault"]))
-    loop.handle_event("step_completed", lambda s: losses.update({s.steps: s.metrics["loss"]}), telic.every(2))
-    end = loop.run(columns(problem.data, batch=asked.get("batch", BATCH), seed=3), steps=asked["steps"])
-    return {"digest": digest(end.step_state), "losses": losses}
-
-
-def unequal() -> None:
-    """Give the processes batches of other sizes."""
-    problem = PROBLEMS["decoder"]()
-    rows = 8 if jax.process_index() == 0 else 4
-    batches = [{"tokens": problem.data["tokens"][:rows]}]
-    trainer(problem, telic.MeshSpec()).fit(lambda epoch: batches, steps=2, log_every=0)
-
-
-def late() -> None:
-    """Come late in one process."""
-    if jax.process_index() == 1:
-        time.sleep(8)
-    ManyProcesses(patience_seconds=2).exchange("a late one", 0)
-
-
 def main(asked: Any) -> None:
-    match asked["what"]:
-        case "train":
-            result = train(PROBLEMS[asked["problem"]](), telic.MeshSpec(**asked["mesh"]), asked["steps"])
-        case "run":
-            result = run(asked)
-        case "unequal":
-            result = unequal()
-        case _:
-            result = late()
-    Path(f"{asked['out']}.{jax.process_index()}").write_text(json.dumps(result))
+    directory = Path(asked.pop("directory"))
+    run(directory, PAIR, fault(**asked))
 
 
 if __name__ == "__main__":

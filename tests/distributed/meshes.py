@@ -127,7 +127,10 @@ def placements() -> dict[str, Any]:
     assert isinstance(made, MeshPlacement)
     full, rest = (made.put({"x": np.zeros((rows, 3))}, fresh=True)["x"] for rows in (16, 6))
     single = telic.MeshSpec().build(jax.devices()[:1])
+    flags = jax.ShapeDtypeStruct((4096,), bool)
+    lies = made.shardings({"learner": {"rejections": {"finite": flags}, "other": flags}})["learner"]
     return {
+        "flags": [str(lies["rejections"]["finite"].spec), str(lies["other"].spec)],
         "full": [len({str(s.index) for s in full.addressable_shards}), len(full.sharding.device_set)],
         "rest": len({str(s.index) for s in rest.addressable_shards}),
         "single": isinstance(placement_for(single), SingleDevice),
@@ -183,6 +186,61 @@ def host_metric() -> float:
     return made.evaluate(data, state=state, metrics=[metric])["rows"]
 
 
+class Mixed(nn.Module):
+    """A layer of bfloat16 parameters between two of float32, of sizes that eight devices do not divide."""
+
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        x = nn.relu(nn.Dense(12, name="first")(x))
+        return nn.Dense(3, name="last")(nn.Dense(10, param_dtype=jnp.bfloat16, name="middle")(x))
+
+
+def alike() -> dict[str, Any]:
+    """Train, evaluate and run a step of one's own on one device and on eight, with rows that the devices do not divide.
+
+    One row is spoilt, one layer is frozen, one is in bfloat16, and no leaf is as large as the mesh would have it.
+    """
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(22, 5)).astype(np.float32)
+    targets = rng.normal(size=(22, 3)).astype(np.float32)
+    spoilt = inputs.copy()
+    spoilt[9, 1] = np.nan
+    found: dict[str, Any] = {}
+    for name, mesh in (("one", None), ("eight", telic.MeshSpec(data=2, fsdp=4))):
+        layout = None if mesh is None else telic.Layout(smallest=1, allow_replicated=1.0)
+        objective = telic.supervised(Mixed(), "mean_squared_error")
+        objective.ema = telic.EMASpec(decay=0.5)
+        made = telic.Trainer(
+            objective,
+            "sgd",
+            key=0,
+            accumulate=2,
+            trainable=["params/middle/**", "params/last/**"],
+            loss_scale="dynamic",
+            mesh=mesh,
+            layout=layout,
+        )
+        batches = [(spoilt[i : i + 8], targets[i : i + 8]) for i in range(0, 22, 8)]
+        state = made.fit(batches, epochs=2, log_every=0)
+        weights = jax.device_get(state.variables["params"])
+        loop = telic.evaluator(Mixed(), "mean_squared_error", log=0, mesh=mesh, layout=layout)
+        scores = loop.metric("mean_absolute_error").run(
+            [(inputs[:16], targets[:16]), (inputs[16:], targets[16:])], state=state
+        )
+        total = telic.Loop(lambda total, batch: total + batch.sum(0), lambda batch: jnp.zeros(5))
+        if mesh is not None:
+            total.drive(mesh=mesh, layout=layout)
+        found[name] = {
+            "updates": int(state.updates),
+            "rejected": int(state.rejections.total),
+            "scale": float(state.loss_scale.value),
+            "weights": {n: [float(np.float32(x).sum()), str(x.dtype)] for n, x in tree.named_leaves(weights).items()},
+            "scores": [scores.metrics["loss"], scores.metrics["mean_absolute_error"]],
+            "total": np.asarray(total.run([inputs[:16], inputs[16:]]).step_state).tolist(),
+        }
+    return found
+
+
 def main(directory: str) -> None:
     print(
         json.dumps(
@@ -200,4 +258,7 @@ def main(directory: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    if sys.argv[1] == "alike":
+        print(json.dumps(alike()))
+    else:
+        main(sys.argv[1])

@@ -1,14 +1,17 @@
 """Programs of these tests in processes of their own: with simulated devices, alone or several on the loopback."""
 
+import fcntl
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -16,10 +19,16 @@ QUICKLY = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passe
 """Flags for XLA: these programs are compiled for longer than they run."""
 
 
+compiled: list[Path] = []
+"""Where the programs of this run of pytest keep what XLA compiles, for each other: one directory, or none."""
+
+
 def environment(devices: int = 1) -> dict[str, str]:
     """Give the environment of a process with a number of simulated devices."""
     return {
         **os.environ,
+        **({"JAX_COMPILATION_CACHE_DIR": str(compiled[0])} if compiled else {}),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {QUICKLY}",
         "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "src"))),
@@ -34,13 +43,6 @@ def run(module: str, *arguments: Any, devices: int = 8) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def free_port() -> int:
-    """Give a port of the loopback that nobody listens to."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @dataclass(frozen=True)
 class Ended:
     """How processes that were launched together ended.
@@ -49,31 +51,66 @@ class Ended:
       code: The exit code of `telic launch`.
       said: What they and it said.
       seconds: How long it took.
-      results: What each process that got there made, by its index.
     """
 
     code: int
     said: str
     seconds: float
-    results: dict[int, Any]
 
 
-def launch(out: Path, *, processes: int = 2, devices: int = 4, **asked: Any) -> Ended:
-    """Run the member program in several processes."""
-    arguments = ["launch", "--processes", str(processes), "--devices", str(devices)]
+def launch(program: str, *arguments: str, processes: int = 2, devices: int = 1) -> Ended:
+    """Run a program of these tests in several processes."""
+    options = ["launch", "--processes", str(processes), "--devices", str(devices)]
     telic = "import sys; from telic.cli import main; sys.exit(main())"
-    command = [sys.executable, "-c", telic, *arguments, str(ROOT / "tests/distributed/member.py"), "--"]
-    for old in out.parent.glob(f"{out.name}.*"):
-        old.unlink()
+    path = ROOT / "tests" / "distributed" / program
     began = time.monotonic()
     done = subprocess.run(
-        [*command, json.dumps({"out": str(out), **asked})],
+        [sys.executable, "-c", telic, *options, str(path), "--", *arguments],
         env=environment(),
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=300,
+        timeout=500,
+        check=False,
     )
-    results = {int(path.suffix[1:]): json.loads(path.read_text()) for path in out.parent.glob(f"{out.name}.*")}
-    return Ended(done.returncode, done.stdout, time.monotonic() - began, results)
+    return Ended(done.returncode, done.stdout, time.monotonic() - began)
+
+
+def checks(place: Path, names: list[str], *, processes: int, devices: int = 1) -> dict[str, list[Any]]:
+    """Launch `checks` and give what each of them gave, by process."""
+    ended = launch("checks.py", str(place), *names, processes=processes, devices=devices)
+    assert ended.code == 0, ended.said[-8000:]
+    told = [json.loads((place / f"results.{index}").read_text()) for index in range(processes)]
+    return {name: [one[name] for one in told] for name in names} | {"said": [ended.said]}
+
+
+def common(factory: pytest.TempPathFactory) -> Path:
+    """Give the directory that the workers of this run of pytest have in common."""
+    base = factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], Any]) -> Any:
+    """Give what is made once in a run of pytest, whatever the number of its workers: the others wait for the first.
+
+    Args:
+      factory: Knows where files of this run go.
+      name: Of what is made.
+      make: Makes it, in JSON; takes a directory that is kept.
+    """
+    place = common(factory) / name
+    place.mkdir(exist_ok=True)
+    with (place / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        made = place / "made.json"
+        if not made.exists():
+            try:
+                made.write_text(json.dumps({"gave": make(place)}))
+            except Exception as error:
+                made.write_text(json.dumps({"failed": f"{type(error).__name__}: {error}"}))
+                raise
+        found = json.loads(made.read_text())
+    if "failed" in found:
+        pytest.fail(f"another test waited for the same {name}, and it failed: {found['failed']}")
+    return found["gave"]

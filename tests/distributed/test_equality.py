@@ -1,22 +1,14 @@
 """One device and eight give the same losses, metrics and evaluations, however the eight are used."""
 
-from functools import cache
 from typing import Any
 
 import pytest
 
-from tests.distributed.running import run
-
 MESHES = ("data", "fsdp", "data x fsdp", "fsdp x tensor")
 
-
+ALL = ("one", *MESHES)
 QUICK = ("one", "fsdp x tensor")
 """What the quick tests compare: the mesh where most can go wrong."""
-
-
-@cache
-def found(problem: str, steps: int, labels: tuple[str, ...] = ("one", *MESHES)) -> Any:
-    return run("equality", problem, steps, *labels)
 
 
 def check(results: Any, mesh: str, steps: int) -> None:
@@ -29,14 +21,14 @@ def check(results: Any, mesh: str, steps: int) -> None:
     assert many["metrics"] == pytest.approx(one["metrics"], rel=1e-5)
 
 
-def test_a_decoder_trains_the_same_on_eight_devices() -> None:
+def test_a_decoder_trains_the_same_on_eight_devices(equal: Any) -> None:
     """Catches a mean over each device's own rows, an update of a part of a leaf, and a remainder counted twice."""
-    check(found("decoder", 20, QUICK)["results"], QUICK[1], 20)
+    check(equal("decoder", 20, QUICK)["results"], QUICK[1], 20)
 
 
-def test_a_sharded_state_is_in_parts() -> None:
+def test_a_sharded_state_is_in_parts(equal: Any) -> None:
     """Catches a layout that is looked at and not followed: every device would hold everything."""
-    bytes_of = found("decoder", 20, QUICK)["parts"]
+    bytes_of = equal("decoder", 20, QUICK)["parts"]
     here, whole = bytes_of["one"]
     assert here == whole
     assert bytes_of["fsdp x tensor"][0] < whole / 1.8
@@ -45,9 +37,9 @@ def test_a_sharded_state_is_in_parts() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("problem", ["digits", "decoder", "dit"])
-def test_fifty_steps_are_the_same_on_every_mesh(problem: str, mesh: str) -> None:
+def test_fifty_steps_are_the_same_on_every_mesh(problem: str, mesh: str, equal: Any) -> None:
     """Catches BatchNorm over a device's own rows, dropout that differs by device, and one bad shard kept elsewhere."""
-    results = found(problem, 50)["results"]
+    results = equal(problem, 50, ALL)["results"]
     check(results, mesh, 50)
     # No row of tokens can be spoilt.
     assert (results[mesh]["rejected"] > 0) == (problem != "decoder")
@@ -55,9 +47,9 @@ def test_fifty_steps_are_the_same_on_every_mesh(problem: str, mesh: str) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("mesh", "share"), [("data", 1), ("fsdp", 6), ("data x fsdp", 3), ("fsdp x tensor", 1.8)])
-def test_each_mesh_splits_the_state_as_it_says(mesh: str, share: float) -> None:
+def test_each_mesh_splits_the_state_as_it_says(mesh: str, share: float, equal: Any) -> None:
     """Catches copies where there should be parts, and parts where there should be copies."""
-    bytes_of = found("dit", 50)["parts"]
+    bytes_of = equal("dit", 50, ALL)["parts"]
     here, whole = bytes_of[mesh]
     assert here <= whole / share
     assert (here == whole) == (mesh == "data")

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.running import run
+from tests.distributed.running import once, run
 
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return run("meshes", tmp_path_factory.mktemp("meshes"))
+    return once(tmp_path_factory, "meshes", lambda place: run("meshes", place))
 
 
 def test_every_record_is_evaluated_once_whatever_the_remainder(said: Any) -> None:
@@ -50,7 +50,36 @@ def test_a_layout_that_does_not_fit_is_refused(said: Any, case: str, says: str) 
 
 def test_rows_are_split_over_as_many_devices_as_divide_them(said: Any) -> None:
     """Catches a batch that is whole on every device, and a change of the path that one device takes."""
-    assert said["placements"] == {"full": [8, 8], "rest": 2, "single": True, "none": True}
+    placements = {name: value for name, value in said["placements"].items() if name != "flags"}
+    assert placements == {"full": [8, 8], "rest": 2, "single": True, "none": True}
+
+
+def test_the_record_of_rejections_is_whole_on_every_device(said: Any) -> None:
+    """Catches an error of a large model that no process can write, since each has a part of the flags it tells of."""
+    assert said["placements"]["flags"] == ["P()", "P('fsdp',)"]
+
+
+@pytest.fixture(scope="module")
+def alike(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return once(tmp_path_factory, "alike", lambda place: run("meshes", "alike"))
+
+
+@pytest.mark.slow
+def test_odd_sizes_frozen_and_narrow_leaves_and_a_spoilt_row_are_as_on_one_device(alike: Any) -> None:
+    """Catches rows of a remainder lost, a leaf smaller than the mesh, a cast, and a rejection in one shard alone."""
+    one, eight = alike["one"], alike["eight"]
+    assert [eight[n] for n in ("updates", "rejected", "scale")] == [one[n] for n in ("updates", "rejected", "scale")]
+    assert one["rejected"] == 2
+    for name, (value, dtype) in one["weights"].items():
+        assert eight["weights"][name][1] == dtype
+        assert eight["weights"][name][0] == pytest.approx(value, rel=1e-5, abs=1e-6), name
+    assert eight["scores"] == pytest.approx(one["scores"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_step_of_ones_own_runs_on_a_mesh(alike: Any) -> None:
+    """Catches a raw loop that sees its own device's rows alone."""
+    assert alike["eight"]["total"] == pytest.approx(alike["one"]["total"], rel=1e-5)
 
 
 def test_a_metric_on_the_host_sees_every_row_once(said: Any) -> None:

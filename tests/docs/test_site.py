@@ -37,6 +37,13 @@ def test_links_between_pages_lead_somewhere() -> None:
     assert lost == []
 
 
+def test_every_method_of_a_loop_is_shown() -> None:
+    """Catches a handler that the reference forgot: the members of a loop are listed there, as its bases hold them."""
+    options = (DOCS / "reference" / "loop.md").read_text().split("::: telic.Loop\n")[1].split(":::")[0]
+    public = {name for name in dir(telic.Loop) if not name.startswith("_")}
+    assert set(re.findall(r"^ {8}- (\w+)$", options, re.MULTILINE)) == public
+
+
 @pytest.mark.parametrize("name", sorted(telic._HOMES))
 def test_public_name_is_on_a_reference_page(name: str) -> None:
     """Catches a public name that the reference forgot; three filters and the statuses are values, named in prose."""

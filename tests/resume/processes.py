@@ -71,6 +71,19 @@ class Server:
         self._process = subprocess.Popen(
             command, cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
+        self._child: Child | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a process runs: a test gave up waiting for it, and what the server says next would be of that one."""
+        return self._child is not None and self._child.poll() is None
+
+    def end(self) -> None:
+        """Kill the process that runs, and the server."""
+        if self._child is not None:
+            self._child.kill()
+        self._process.kill()
+        self._process.wait()
 
     def start(self, options: dict[str, Any], log: Path) -> Child:
         """Fork a process that runs the program with these options."""
@@ -80,7 +93,8 @@ class Server:
         pid = self.read(120.0)
         if pid is None:
             raise TimeoutError("the server of processes did not start")
-        return Child(self, int(pid), log)
+        self._child = Child(self, int(pid), log)
+        return self._child
 
     def read(self, timeout: float) -> str | None:
         """Give the server's next line, if it comes in time."""
@@ -92,9 +106,16 @@ class Server:
 
 
 @cache
+def _server() -> Server:
+    return Server()
+
+
 def server() -> Server:
     """Give the server of this test process; it ends with its standard input."""
-    return Server()
+    if _server().is_busy:
+        _server().end()
+        _server.cache_clear()
+    return _server()
 
 
 def asked() -> dict[str, Any]:

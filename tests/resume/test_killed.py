@@ -83,7 +83,9 @@ def test_killed_stopped_and_started_again(tmp_path: Path) -> None:
     "options",
     [
         pytest.param({"model": "conv"}, id="conv", marks=pytest.mark.slow),
-        pytest.param({"data": "grain", "early_stop": True}, id="grain", marks=pytest.mark.endurance),
+        pytest.param(
+            {"data": "grain", "early_stop": True}, id="grain", marks=[pytest.mark.endurance, pytest.mark.timeout(0)]
+        ),
     ],
 )
 def test_killed_at_every_point(options: dict[str, Any], tmp_path: Path) -> None:

@@ -38,7 +38,15 @@ def test_verify_resume(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert {"2", "4", "6", "12"} <= {p.name for p in killed.iterdir()}
 
 
-@pytest.mark.endurance
+def test_a_kill_before_the_first_checkpoint_proves_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Catches "continues bit for bit" said of a run that was only ever started anew."""
+    assert telic("verify-resume", PROGRAM, "--at", 1, "--out", "both", "--", "records") == 1
+    said = capsys.readouterr().out
+    assert "nothing was saved yet" in said
+    assert "no kill came after a checkpoint" in said
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("argument", "message"),
     [

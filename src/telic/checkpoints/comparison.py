@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import jax
 import numpy as np
 
 from telic.checkpoints import plain, store
@@ -119,7 +120,7 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
     elif isinstance(value, list | tuple):
         for i, item in enumerate(cast(list[Any], value)):
             yield from _flat(f"{name}/{i}", item)
-    elif not isinstance(value, np.ndarray | np.generic):  # arrays are compared as arrays
+    elif not isinstance(value, np.ndarray | np.generic | jax.Array):  # arrays are compared as arrays
         yield name, _text(value)
 
 

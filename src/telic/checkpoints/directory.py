@@ -21,8 +21,9 @@ from telic.checkpoints.manifest import Entry, Manifest
 from telic.checkpoints.manifest import read as read_manifest
 from telic.checkpoints.parts import FOLDER, Held
 from telic.checkpoints.points import reach
-from telic.checkpoints.sharing import Post, SharedSave, next_number
+from telic.checkpoints.sharing import SharedSave, next_number
 from telic.errors import CheckpointError
+from telic.loop.ports import Post
 
 MAX_FAILURES = 2
 """Saves in a row that may fail before the run is stopped."""

@@ -12,8 +12,9 @@ from telic.checkpoints import store
 from telic.checkpoints.config import Checkpoints
 from telic.checkpoints.directory import Found, Saved
 from telic.checkpoints.parts import Held
-from telic.checkpoints.sharing import Post, SharedSave, next_number
+from telic.checkpoints.sharing import SharedSave, next_number
 from telic.errors import CheckpointError
+from telic.loop.ports import Post
 
 
 class FollowedDirectory:

@@ -138,8 +138,12 @@ def encode(manifest: Manifest) -> dict[str, str]:
 
 def _listed(entry: Entry) -> list[Any]:
     whole = [list(entry.shape), entry.dtype, entry.sha256, entry.at, entry.offset, entry.key]
-    pieces = [[p.process, list(p.start), list(p.shape), p.offset, p.sha256] for p in entry.pieces]
-    return [*whole, pieces] if pieces else whole
+    return [*whole, [listed_piece(piece) for piece in entry.pieces]] if entry.pieces else whole
+
+
+def listed_piece(piece: Piece) -> list[Any]:
+    """Give a part as JSON."""
+    return [piece.process, list(piece.start), list(piece.shape), piece.offset, piece.sha256]
 
 
 def read(path: Path) -> Manifest:
@@ -231,7 +235,7 @@ def _entry(name: str, value: Any) -> Entry:
     if not _is_shape(numbers) or not is_offset or not is_key or not at.isalnum() or not at.isascii() or len(at) > 32:
         raise CheckpointError(f"its manifest is damaged: the entry of {name!r} is none")
     dtype_of(dtype)
-    pieces = tuple(_piece(name, given) for given in _parts(name, rest))
+    pieces = tuple(piece_of(name, given) for given in _parts(name, rest))
     if pieces and (offset is not None or key is not None or not _tile(tuple(numbers), pieces)):
         raise CheckpointError(f"its manifest is damaged: the parts of {name!r} do not make it up")
     return Entry(tuple(numbers), dtype, digest, at, offset, key, pieces)
@@ -247,7 +251,12 @@ def _parts(name: str, rest: list[Any]) -> list[Any]:
             raise CheckpointError(f"its manifest is damaged: the entry of {name!r} is none")
 
 
-def _piece(name: str, value: Any) -> Piece:
+def piece_of(name: str, value: Any) -> Piece:
+    """Give the part of a leaf that `listed_piece` gave as JSON.
+
+    Raises:
+      CheckpointError: It is none.
+    """
     match value:
         case [int() as process, list() as start, list() as shape, offset, str() as digest] if (
             _is_size(process) and _is_size(offset) and _is_shape(start) and _is_shape(shape)

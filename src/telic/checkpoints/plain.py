@@ -1,7 +1,7 @@
 """The host's part of a run as JSON: numbers, text and containers as they are, arrays as named leaves beside them."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import jax
@@ -9,6 +9,7 @@ import numpy as np
 
 from telic.checkpoints.leaves import Leaf, as_bytes
 from telic.checkpoints.manifest import DTYPES, MAX_RANK, dtype_of
+from telic.checkpoints.parts import Parted
 from telic.errors import CheckpointError
 
 _MAX_DEPTH = 64
@@ -50,12 +51,13 @@ def _key(key: Any, where: str) -> Any:
     raise CheckpointError(f"{where} has the key {key!r}: keys are text or whole numbers")
 
 
-def load(value: Any, arrays: Mapping[str, Leaf] | None) -> Any:
+def load(value: Any, arrays: Mapping[str, Leaf] | None, *, apart: Callable[[Parted], Any] = np.asarray) -> Any:
     """Give back what `dump` was given.
 
     Args:
       value: What `dump` gave.
       arrays: Its arrays by name; None puts None in their places, for those who read the rest.
+      apart: Makes an array of one that lies on the disk in parts; by default a whole one on the host.
     Raises:
       CheckpointError: It is nothing that `dump` gives.
     """
@@ -65,14 +67,18 @@ def load(value: Any, arrays: Mapping[str, Leaf] | None) -> Any:
         case ["array", str(), bool()] if arrays is None:
             return None
         case ["array", str() as name, bool() as is_scalar] if arrays is not None and name in arrays:
-            data = arrays[name].data
-            return data[()] if is_scalar else data.copy()
+            leaf = arrays[name]
+            if isinstance(leaf.data, Parted):
+                return apart(leaf.data)
+            if leaf.key is not None:
+                return jax.random.wrap_key_data(leaf.data, impl=leaf.key)
+            return leaf.data[()] if is_scalar else leaf.data.copy()
         case ["dict", *items]:
-            return {key: load(item, arrays) for key, item in cast(list[tuple[Any, Any]], items)}
+            return {key: load(item, arrays, apart=apart) for key, item in cast(list[tuple[Any, Any]], items)}
         case ["list", *items]:
-            return [load(item, arrays) for item in items]
+            return [load(item, arrays, apart=apart) for item in items]
         case ["tuple", *items]:
-            return tuple(load(item, arrays) for item in items)
+            return tuple(load(item, arrays, apart=apart) for item in items)
         case _:
             raise CheckpointError("its manifest is damaged: a value in it is none")
 
@@ -120,10 +126,15 @@ def example(description: Any) -> Any:
 
 
 def batch_digest(batch: Any) -> str:
-    """Give the SHA-256 of a batch: its structure, names, shapes, dtypes and bytes."""
+    """Give the SHA-256 of a batch: its structure, names, shapes, dtypes and bytes; of an array that lies on the devices
+    of several processes, the bytes that this one has.
+    """
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
-        array = np.ascontiguousarray(np.asarray(leaf))
-        digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {np.shape(leaf)};".encode())
-        digest.update(as_bytes(array))
+        is_here = not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated
+        parts = [leaf] if is_here else [shard.data for shard in leaf.addressable_shards]
+        for part in parts:
+            array = np.ascontiguousarray(np.asarray(part))
+            digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {np.shape(part)};".encode())
+            digest.update(as_bytes(array))
     return digest.hexdigest()

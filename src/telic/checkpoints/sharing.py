@@ -9,14 +9,14 @@ instead, and process 0 raises it.
 import itertools
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from telic.checkpoints import files, parts
-from telic.checkpoints.manifest import Entry, Piece
+from telic.checkpoints.manifest import Entry, listed_piece, piece_of
 from telic.checkpoints.parts import Described, Held
 from telic.errors import CheckpointError, ProcessError
+from telic.loop.ports import Post
 
 _numbers = itertools.count()
 
@@ -24,32 +24,6 @@ _numbers = itertools.count()
 def next_number() -> int:
     """Give the number of the next save of parts in this process: all processes save in the same order."""
     return next(_numbers)
-
-
-class Post(Protocol):
-    """Values told by one process and heard by others, on any thread."""
-
-    @property
-    def index(self) -> int:
-        """This process, from 0."""
-        ...
-
-    @property
-    def count(self) -> int:
-        """Number of processes."""
-        ...
-
-    def tell(self, key: str, value: Any) -> None:
-        """Tell a value, once."""
-        ...
-
-    def hear(self, key: str, teller: int) -> Any:
-        """Give a value that a process tells, as soon as it does."""
-        ...
-
-    def forget(self, prefix: str) -> None:
-        """Forget what was told under a prefix."""
-        ...
 
 
 class SharedSave:
@@ -91,7 +65,7 @@ class SharedSave:
             if name is not None:
                 folder = files.inside(self._root, name)
                 described = self._write(folder)
-                self._tell("parts", {n: [asdict(piece) for piece in pieces] for n, pieces in described.items()})
+                self._tell("parts", {n: [listed_piece(piece) for piece in pieces] for n, pieces in described.items()})
                 told = True
                 like = self._hear("like")
                 if like is not None:
@@ -183,7 +157,7 @@ class SharedSave:
         told = self._hear("parts", index)
         if not isinstance(told, dict):
             self._raise(index, str(told))
-        return {name: [_piece(piece) for piece in pieces] for name, pieces in told.items()}
+        return {name: [piece_of(name, piece) for piece in pieces] for name, pieces in told.items()}
 
     def _raise(self, index: int, failed: str | None) -> None:
         if failed is not None:
@@ -194,7 +168,3 @@ class SharedSave:
 
     def _hear(self, what: str, teller: int = 0) -> Any:
         return self._post.hear(f"{self._at}/{what}", teller)
-
-
-def _piece(told: Mapping[str, Any]) -> Piece:
-    return Piece(told["process"], tuple(told["start"]), tuple(told["shape"]), told["offset"], told["sha256"])

@@ -10,10 +10,10 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module, metadata
 
+from telic.cli.answers import complain
 from telic.cli.asked import UsageError
 from telic.cli.commands import COMMANDS
 from telic.errors import CheckpointError
-from telic.reports.text import visible
 
 __all__ = ["main"]
 
@@ -38,17 +38,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # tyro has written its message
         return 0 if stop.code is None else stop.code if isinstance(stop.code, int) else 2
     except UsageError as error:
-        _complain(error)
+        complain(error)
         return 2
     except KeyboardInterrupt:
-        print("telic: stopped by Ctrl-C", file=sys.stderr)
+        complain("stopped by Ctrl-C")
         return 130
     except BrokenPipeError:
         # Whoever read the output has gone; Python would complain once more when it closes standard output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (OSError, CheckpointError) as error:
-        _complain(error)
+        complain(error)
         return 1
 
 
@@ -57,12 +57,6 @@ def _spell_out() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
-
-
-def _complain(error: Exception) -> None:
-    """Write an error; names in it come from files, so what a terminal would obey is written out."""
-    lines = (visible(line, 4000) for line in f"telic: {error}".split("\n"))
-    print("\n".join(lines), file=sys.stderr)
 
 
 def _dispatch(given: list[str]) -> int:

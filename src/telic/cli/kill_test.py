@@ -54,6 +54,7 @@ def verify_resume(program: Program, at: tuple[int, ...], root: Path, say: Callab
             f"{program.path} saves no checkpoint, so it cannot be continued: give it "
             "telic.Trainer(..., checkpoints=telic.Checkpoints('runs/name'))"
         )
+    continued = False
     for number, update in enumerate(at, 1):
         log = root / "killed" / f"output-{number}.txt"
         code = program.run(Rehearsal(killed.root, kill_after=update), log)
@@ -61,12 +62,17 @@ def verify_resume(program: Program, at: tuple[int, ...], root: Path, say: Callab
             raise ProgramError(f"{program.path} ended before update {update}: give --at updates that it reaches")
         if code != -signal.SIGKILL:
             raise program.failed(code, log)
-        say(f"{program.path}: killed after update {update}; {_saved(killed)}")
+        saved = _saved(killed)
+        continued = continued or saved is not None
+        there = "nothing was saved yet" if saved is None else f"the newest checkpoint is that of update {saved}"
+        say(f"{program.path}: killed after update {update}; {there}")
     log = root / "killed" / f"output-{len(at) + 1}.txt"
     if code := program.run(killed, log):
         raise program.failed(code, log)
     say(f"{program.path}: started again, to its end")
     verdict = Verdict()
+    if not continued:
+        verdict.say("no kill came after a checkpoint, so nothing was continued: kill later (--at)", fine=False)
     for run in runs:
         _compare_runs(run, whole.root, killed.root, verdict)
     logs = (path for path in (whole.root / "files").rglob("*.jsonl") if path.name not in TIMES)
@@ -75,11 +81,10 @@ def verify_resume(program: Program, at: tuple[int, ...], root: Path, say: Callab
     return verdict
 
 
-def _saved(rehearsal: Rehearsal) -> str:
-    """Say what the next process will find."""
+def _saved(rehearsal: Rehearsal) -> str | None:
+    """Name the checkpoint that the next process will find, or those of several runs; None where there is none."""
     found = [newest(run) for run in run_directories(rehearsal.root / "files")]
-    names = [path.name for path in found if path is not None]
-    return f"the newest checkpoint is that of update {', '.join(names)}" if names else "nothing was saved yet"
+    return ", ".join(path.name for path in found if path is not None) or None
 
 
 def _compare_runs(run: Path, whole: Path, killed: Path, verdict: Verdict) -> None:

@@ -7,6 +7,7 @@ usual it would wait in JAX's shutdown for the others, which wait for it in the m
 import contextlib
 import os
 import runpy
+import signal
 import sys
 import threading
 import time
@@ -26,6 +27,9 @@ HEARTBEAT_TIMEOUT_SECONDS = 15
 
 SHUTDOWN_TIMEOUT_SECONDS = 15
 """How long the processes wait for each other at the end."""
+
+ORPHAN_SECONDS = 60.0
+"""How long a process may go on to save once its launcher is gone."""
 
 END_PATIENCE_SECONDS = 3600.0
 """How long a process that is done waits for one that still writes; `telic launch` and JAX notice those that died."""
@@ -105,10 +109,17 @@ def _end(index: int, count: int, what: str, code: int, trace: str = "") -> NoRet
 
 
 def _beat(descriptor: int) -> None:
-    with contextlib.suppress(OSError):
+    """Say now and then that this process is alive; where nobody listens any more, save and end: nobody else ends it."""
+    try:
         while True:
             os.write(descriptor, b".")
             time.sleep(BEAT_SECONDS)
+    except OSError:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write("telic: the launcher of this process is gone, so it saves and ends\n")
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(ORPHAN_SECONDS)
+        os._exit(128 + signal.SIGTERM)
 
 
 def run_found(program: Path, arguments: list[str]) -> int:

@@ -1,6 +1,5 @@
 """What the commands train, evaluate, sample and export share: a recipe, its settings, and the run's directory."""
 
-import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -97,21 +96,12 @@ def shown(made: Asked) -> str:
     return "\n".join(lines)
 
 
-def say(line: str) -> None:
-    """Write a line for the person who waits."""
-    print(visible(line, 4000), flush=True)
-
-
 def numbers(values: Mapping[str, Any]) -> list[str]:
     """Give one line for each metric: a number, or the shape of what is larger."""
-    width = max(map(len, values), default=0)
+    named = {visible(name): value for name, value in values.items()}
+    width = max(map(len, named), default=0)
     lines: list[str] = []
-    for name, value in values.items():
+    for name, value in named.items():
         shape = getattr(value, "shape", ())
         lines.append(f"{name.ljust(width)}  {f'array {list(shape)}' if shape else f'{float(value):.6g}'}")
     return lines
-
-
-def warn(line: str) -> None:
-    """Write a line that is not the answer."""
-    print(f"telic: {line}", file=sys.stderr, flush=True)

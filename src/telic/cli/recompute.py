@@ -64,6 +64,9 @@ def replay(program: Program, run: Path, step: int, root: Path, say: Callable[[st
     changed = [f"{name} {before[name]} -> {v}" for name, v in versions().items() if before.get(name, v) != v]
     if changed:
         verdict.say(f"other versions compute other bits: {', '.join(changed)}")
+    shares = found.body.get("shares", 1)
+    if shares != 1:
+        verdict.say(f"{shares} processes computed it, and one computes it again: sums may be rounded otherwise")
     if result.is_same:
         verdict.say(f"checkpoint {target.name} is computed again with the same bits: {result.arrays} arrays")
         return verdict

@@ -10,6 +10,8 @@ from typing import Any, cast
 
 from telic.checkpoints import files, inspect
 from telic.errors import CheckpointError
+from telic.reports.reading import status_of
+from telic.reports.text import visible
 
 _MAX_RECORD_BYTES = 2**20
 _MAX_LOG_BYTES = 2**16
@@ -23,7 +25,8 @@ class Run:
 
     Attributes:
       name: The directory, below the folder that was asked for.
-      state: "running", "completed", "halted", "interrupted", "unfinished", "damaged", or what its run.json says.
+      state: "running", "completed", "halted", "interrupted", "failed", "unfinished", "damaged", or "gone": its
+        record says that it is running, and its process is not there.
       step: Updates of the newest checkpoint that can be read; None without one.
       metrics: Last values by name.
       bytes: Bytes of all its files.
@@ -43,14 +46,15 @@ def table(folder: Path, *, now: Callable[[], float] = time.time) -> list[str]:
     runs = sorted((_run(path, folder) for path in _directories(folder)), key=lambda run: (-run.changed, run.name))
     if not runs:
         return []
-    rows = [("run", "state", "step", "size", "changed", "last metrics")]
+    rows: list[tuple[str, ...]] = [("run", "state", "step", "size", "changed", "last metrics")]
     for run in runs:
         step = "" if run.step is None else f"{run.step:,}"
         metrics = "  ".join(f"{n} {_number(v)}" for n, v in list(run.metrics.items())[:_MAX_METRICS])
-        rows.append((run.name, run.state, step, _size(run.bytes), _ago(now() - run.changed), metrics))
+        cells = (run.name, run.state, step, _size(run.bytes), _ago(now() - run.changed), metrics)
+        rows.append(tuple(visible(cell, 400) for cell in cells))
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
     padded = [[cell.ljust(width) for cell, width in zip(row, [*widths, 0], strict=True)] for row in rows]
-    return [printable("  ".join(row).rstrip()) for row in padded]
+    return ["  ".join(row).rstrip() for row in padded]
 
 
 def _directories(folder: Path) -> list[Path]:
@@ -68,8 +72,8 @@ def _run(path: Path, folder: Path) -> Run:
     """Read a run; whatever in it is damaged is said, and never raised."""
     state, step, metrics = _checkpointed(path)
     record = _json(path / "run.json", _MAX_RECORD_BYTES)
-    if isinstance(record.get("status"), str) and state == "":
-        state = record["status"]
+    if state == "" and (said := status_of(record)) != "unknown":
+        state = said
     metrics = _logged(path / "metrics.jsonl") or metrics
     if files.is_held(path):
         state = "running"
@@ -126,11 +130,6 @@ def _changed(path: Path) -> float:
 
 def _number(value: Any) -> str:
     return f"{value:.5g}" if isinstance(value, float) else str(value)[:20]
-
-
-def printable(text: str) -> str:
-    """Give a line without what a terminal would obey: names come from files."""
-    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _size(count: int) -> str:

@@ -16,7 +16,7 @@ from telic.reports.log import Line, Log
 from telic.reports.notable import findings
 from telic.reports.reading import METRICS, Run, read_run, stamp_of
 from telic.reports.series import Curve, metric_panels
-from telic.reports.text import bytes_text, duration, number, visible
+from telic.reports.text import bytes_text, duration, number, scaled, visible
 
 _OVER = ("completed", "halted", "interrupted", "failed", "gone")
 _BARS = "▁▂▃▄▅▆▇█"
@@ -196,7 +196,7 @@ def _use(line: Line) -> str:
     """Give the share of the device that is used; the operations per second where nobody knows what it can do."""
     if "utilisation" in line.speed:
         return f"utilisation {line.speed['utilisation']:.1%}"
-    return f"{number(line.speed['flops_per_second'])} FLOP/s" if "flops_per_second" in line.speed else ""
+    return scaled(line.speed["flops_per_second"], "FLOP/s") if "flops_per_second" in line.speed else ""
 
 
 def _waiting(directory: Path) -> Text:

@@ -13,11 +13,11 @@ from telic.compose.fitting import Budget, fitted
 from telic.compose.loops import Loop
 from telic.compose.validation import evaluation_pass
 from telic.data import as_source, as_validation
-from telic.data.dataset import Dataset
+from telic.data.dataset import DataPartition, Dataset
 from telic.driver import DriverOptions, StepDriver
 from telic.errors import ContractError, DataError
 from telic.evaluate import ObjectiveLoss
-from telic.loop.ports import Draws, Placement, View
+from telic.loop.ports import Draws, Placement, Processes, View
 from telic.loop.reducers import Reducer, reported
 from telic.loop.serialize import deserialize_state, serialize_state
 from telic.loop.state import LoopState
@@ -53,21 +53,36 @@ class CheckReport(str):
 
 @dataclass
 class _Findings:
+    processes: Processes
     lines: list[str] = field(default_factory=list[str])
     failures: list[str] = field(default_factory=list[str])
 
-    def attempt(self, what: str, act: Callable[[], tuple[str, T]]) -> T | None:
-        """Do one thing and note what it gave, or how it failed."""
+    def attempt(self, what: str, act: Callable[[], tuple[str, T]], *, same: bool = False) -> T | None:
+        """Do one thing and note what it gave, or how it failed.
+
+        What failed in one process failed in all.
+
+        Args:
+          what: What it is called.
+          act: Gives what is said of it, and its value.
+          same: All processes must say the same.
+        """
+        said, value, failure = "", None, None
         try:
             said, value = act()
         except Exception as error:  # everything that fails is a line of the report, which is what was asked for
             notes = " ".join(getattr(error, "__notes__", ()))
-            line = f"{what:12s} FAILED: {type(error).__name__}: {error}{' ' + notes if notes else ''}"
-            self.lines.append(line)
-            self.failures.append(line)
-            return None
-        self.lines.append(f"{what:12s} {said}")
-        return value
+            failure = f"{type(error).__name__}: {error}{' ' + notes if notes else ''}"
+        failed: list[str] = []
+        for index, (other, found) in enumerate(self.processes.exchange(f"the check of {what}", [said, failure])):
+            if found is None and same and other != said and failure is None:
+                found = f"it has {other}, and this process {said}"
+            if found is not None:
+                where = f" in process {index}" if self.processes.count > 1 else ""
+                failed.append(f"{what:12s} FAILED{where}: {found}")
+        self.failures += failed
+        self.lines += failed or [f"{what:12s} {said}"]
+        return None if failed else value
 
 
 def check_training(
@@ -90,13 +105,13 @@ def check_training(
       placement: Where batches and the state live; None takes one device.
     """
     where = SingleDevice() if placement is None else placement
-    found = _Findings()
-    batch = found.attempt("data", lambda: _first_batch(data))
+    found = _Findings(where.processes)
+    batch = found.attempt("data", lambda: _first_batch(data, DataPartition(*where.partition)), same=True)
     if batch is None:
         return _report(found)
     if memory is not None:
-        whole, budget = step, memory
-        sliced = found.attempt("microbatch", lambda: _sliced(whole, batch, budget))
+        unsliced, budget = step, memory
+        sliced = found.attempt("microbatch", lambda: _sliced(unsliced, where.whole(batch), budget))
         if sliced is None:
             return _report(found)
         step = sliced
@@ -106,12 +121,12 @@ def check_training(
     driver = found.attempt("step", lambda: _started(step, batch, reducers, where))
     if driver is None:
         return _report(found)
-    state = found.attempt("attempt", lambda: _attempted(driver, step, batch))
+    state = found.attempt("attempt", lambda: _attempted(driver, step, batch, where))
     found.attempt("values", lambda: _values("the attempt", driver.compute("epoch")()))
     if state is not None:
         found.attempt("validation", lambda: _validated(step, data, batch, reducers, state, where))
         found.attempt("save", lambda: _saved(state))
-        found.attempt("memory", lambda: _memory(state, batch, driver))
+        found.attempt("memory", lambda: _memory(state, batch, driver, where))
     return _report(found)
 
 
@@ -127,10 +142,10 @@ def _report(found: _Findings) -> CheckReport:
     return CheckReport([*found.lines, last], found.failures)
 
 
-def _first_batch(data: Any) -> tuple[str, Batch]:
+def _first_batch(data: Any, partition: DataPartition) -> tuple[str, Batch]:
     if isinstance(data, Iterator):
         raise DataError("an iterator would lose its first batch: pass a list, a Dataset or a function of the epoch")
-    source = as_source(data)
+    source = as_source(data, partition=partition)
     try:
         source.begin(0)
         batch = source.example() if isinstance(source, Draws) else source.next(View(None, 0, 0))[0]
@@ -157,9 +172,10 @@ def _reducers(step: TrainStep, metrics: Sequence[Any]) -> tuple[str, dict[str, R
 def _started(
     step: TrainStep, batch: Batch, reducers: Mapping[str, Reducer], placement: Placement
 ) -> tuple[str, StepDriver]:
-    bound = step.bind(batch)
+    whole = placement.whole(batch)
+    bound = step.bind(whole)
     placement.learn(bound.objective)
-    state = placement.settle(bound.init(batch))
+    state = placement.settle(bound.init(whole))
     # Those of artifacts and of the host belong to the validation.
     computed = {name: r for name, r in reducers.items() if not r.is_of_evaluation}
     driver = StepDriver(bound, computed, placement, DriverOptions(), reported=reported)
@@ -168,14 +184,14 @@ def _started(
     return f"traced, {count:,} trainable parameters", driver
 
 
-def _attempted(driver: StepDriver, step: TrainStep, batch: Batch) -> tuple[str, TrainState]:
+def _attempted(driver: StepDriver, step: TrainStep, batch: Batch, placement: Placement) -> tuple[str, TrainState]:
     driver.advance([batch], epoch=0, iteration=0)
     driver.flush()
     state: TrainState = driver.step_state
     driver.check(wait=True)
     record = state.rejections
     if int(record.total):
-        names = step.bind(batch).checked_names(state)
+        names = step.bind(placement.whole(batch)).checked_names(state)
         bad = [n for n, ok in zip(names, jax.device_get(record.finite).tolist(), strict=True) if not ok]
         raise ContractError(f"the attempt was rejected; not finite: {', '.join(bad)}")
     if not int(state.updates):
@@ -199,20 +215,29 @@ def _validated(
     step: TrainStep, data: Any, batch: Batch, reducers: Mapping[str, Reducer], state: TrainState, placement: Placement
 ) -> tuple[str, Any]:
     has_own = isinstance(data, Dataset) and data.val is not None
-    batches = as_validation(data, limit=1) if has_own else [batch]
+    partition = DataPartition(*placement.partition)
+    batches = as_validation(data, partition=partition, limit=1) if has_own else [batch]
     values = evaluation_pass(step.evaluation(), dict(reducers), batches, placement).run(state)
     return _values("one batch of val" if has_own else "the training batch, as there is no val", values)
 
 
 def _saved(state: TrainState) -> tuple[str, None]:
-    data = serialize_state(LoopState(step_state=state))
-    back = deserialize_state(data, like=state).step_state
-    names = tree.leaf_names(state)
-    pairs = zip(names, jax.tree.leaves(state), jax.tree.leaves(back), strict=True)
+    held = jax.tree.map(_held, state)
+    data = serialize_state(LoopState(step_state=held))
+    back = deserialize_state(data, like=held).step_state
+    names = tree.leaf_names(held)
+    pairs = zip(names, jax.tree.leaves(held), jax.tree.leaves(back), strict=True)
     wrong = [name for name, a, b in pairs if _bits(a) != _bits(b)]
     if wrong:
         raise ContractError(f"read back with other bits: {', '.join(wrong)}")
     return f"{byte_text(len(data))} written, read back and compared: {len(names)} arrays are equal", None
+
+
+def _held(leaf: Any) -> Any:
+    """Give a leaf; of one that no process has whole, the parts that this one has."""
+    if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated:
+        return leaf
+    return [shard.data for shard in leaf.addressable_shards]
 
 
 def _bits(leaf: Any) -> tuple[Any, ...]:
@@ -221,7 +246,7 @@ def _bits(leaf: Any) -> tuple[Any, ...]:
     return leaf.dtype, host.shape, host.tobytes()
 
 
-def _memory(state: TrainState, batch: Batch, driver: StepDriver) -> tuple[str, None]:
+def _memory(state: TrainState, batch: Batch, driver: StepDriver, placement: Placement) -> tuple[str, None]:
     params = state.variables["params"]
     rows = {
         "parameters": params,
@@ -229,7 +254,7 @@ def _memory(state: TrainState, batch: Batch, driver: StepDriver) -> tuple[str, N
         "optimizer": state.opt_state,
         "average": state.ema,
         "window": state.window,
-        "batch": batch,
+        "batch": placement.put(batch, fresh=False),
     }
     lines = [f"  {name:44s} {byte_text(_num_bytes(value)):>10s}" for name, value in rows.items()]
     memory = None if driver.compiled is None else memory_of(driver.compiled)
@@ -247,5 +272,6 @@ def _memory(state: TrainState, batch: Batch, driver: StepDriver) -> tuple[str, N
 
 
 def _num_bytes(values: PyTree) -> int:
-    leaves = [x for x in jax.tree.leaves(values) if hasattr(x, "nbytes")]
-    return sum(int(x.nbytes) for x in leaves)
+    """Give the bytes of arrays on one device."""
+    leaves = [x.addressable_shards[0].data for x in jax.tree.leaves(values) if isinstance(x, jax.Array)]
+    return sum(int(getattr(x, "nbytes", 0)) for x in leaves)

@@ -4,10 +4,13 @@ import difflib
 import inspect
 from typing import Any
 
+from jax.sharding import Mesh
+
 from telic.compose.loops import Loop
 from telic.compose.trainers import Trainer
 from telic.contract import Objective
 from telic.objectives import supervised
+from telic.shard import Layout, MeshSpec
 from telic.train.evaluation import EvalStep
 from telic.train.step import TrainStep
 from telic.types import Key
@@ -57,15 +60,24 @@ def eval_step(model: Any, loss: Any = None) -> EvalStep:
     return EvalStep(model if isinstance(model, Objective) else supervised(model, loss))
 
 
-def evaluator(model: Any, loss: Any = None, *, log: int = 50) -> Loop:
+def evaluator(
+    model: Any,
+    loss: Any = None,
+    *,
+    log: int = 50,
+    mesh: MeshSpec | Mesh | None = None,
+    layout: Layout | None = None,
+) -> Loop:
     """Give a loop that evaluates a model: ``evaluator(model).metric("accuracy").run(data, state=variables)``.
 
     Args:
       model: A model, or an Objective.
       loss: A loss to report; None reports metrics only.
       log: Batches between log lines; 0 writes none.
+      mesh: Devices to evaluate on, as for `telic.Trainer`: every example once, whatever their number.
+      layout: Where on the mesh the weights lie.
     """
-    made = Loop(eval_step(model, loss))
+    made = Loop(eval_step(model, loss)).drive(mesh=mesh, layout=layout)
     if isinstance(log, bool) or not isinstance(log, int) or log < 0:  # pyright: ignore[reportUnnecessaryIsInstance] users' input
         raise ValueError(f"log is the number of batches between lines, 0 for none, got {log!r}")
     return made.log(log) if log else made

@@ -54,8 +54,8 @@ def together(parts: _Parts) -> _Parts:
     if count == 1:
         if jax.process_count() > 1:
             raise ContractError(
-                f"this program runs as {jax.process_count()} processes, and this loop as one: give the trainer "
-                "mesh=telic.MeshSpec()"
+                f"this program runs as {jax.process_count()} processes, and this loop as one: give the trainer or "
+                "evaluator mesh=telic.MeshSpec(), or a loop of your own step .drive(mesh=telic.MeshSpec())"
             )
         return parts
     if any(isinstance(_owner(a), Checkpoint) for a in parts.attachments):

@@ -9,7 +9,7 @@ variable nothing here does anything.
 import json
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -71,11 +71,23 @@ class Rehearsal:
         """Give the checkpoints of a run in the rehearsal."""
         return replace(config, directory=self.place(config.directory))
 
-    def attachments(self, directory: Path) -> tuple[Attachment, ...]:
-        """Give the handlers of a run in the rehearsal: they act after all others."""
+    def attachments(self, directory: Path, finish: Callable[[], None]) -> tuple[Attachment, ...]:
+        """Give the handlers of a run in the rehearsal: they act after all others.
+
+        Args:
+          directory: The run's directory in the rehearsal.
+          finish: Waits for the save under way, so that what a killed run is continued from does not depend on how fast
+            the disk was.
+        """
+
+        def die(state: State) -> None:
+            del state
+            finish()
+            os.kill(os.getpid(), signal.SIGKILL)
+
         made: list[Attachment] = []
         if self.kill_after is not None:
-            made.append(Attachment(ev.STEP_COMPLETED, _die, once(self.kill_after), "rehearsal", late=True))
+            made.append(Attachment(ev.STEP_COMPLETED, die, once(self.kill_after), "rehearsal", late=True))
         if self.end is not None and self.end.directory == directory and self.end.iterations:
             # It does nothing but end a group of iterations there, so that the run is asked whether it ends.
             here = once(self.end.iterations)
@@ -127,11 +139,6 @@ def _end(found: Mapping[str, Any]) -> End:
     if type(iterations) is not int or type(closed) is not bool:
         raise ValueError("an end is an iteration and whether the epoch is closed")
     return End(Path(found["directory"]), iterations, closed)
-
-
-def _die(state: State) -> None:
-    del state
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _nothing(state: State) -> None:

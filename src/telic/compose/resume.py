@@ -24,7 +24,7 @@ from telic.checkpoints.config import Checkpoints, check_count
 from telic.checkpoints.directory import Found, RunDirectory, Saved, versions
 from telic.checkpoints.following import FollowedDirectory
 from telic.checkpoints.leaves import Leaf, fill, named
-from telic.checkpoints.parts import Held
+from telic.checkpoints.parts import Held, Parted
 from telic.checkpoints.points import reach
 from telic.compose.rehearsal import Rehearsal, rehearsal
 from telic.display import Recorder
@@ -118,7 +118,7 @@ class Session:
             self.saving = replace(self.saving, config=self._rehearsal.checkpoints(self.saving.config))
         if not self._leads:
             self.say = _unsaid
-        post = None if self.placement.processes.count == 1 else self.placement.processes
+        post = self.placement.processes.post
         self._directory = (RunDirectory if self._leads else FollowedDirectory)(self.saving.config, post)
         self._signals = Signals(self.say)
 
@@ -194,7 +194,7 @@ class Session:
         """
         saved = self._found()
         try:
-            loop = plain.load(saved.body["loop"], saved.arrays)
+            loop = plain.load(saved.body["loop"], saved.arrays, apart=self._assembled)
             metrics = Metrics()
             metrics.add(loop["metrics"])
             counts = Counts(_counts(loop["counts"]), _counts(loop["epoch_counts"]))
@@ -216,6 +216,10 @@ class Session:
             )
         except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
             raise CheckpointError(f"checkpoint {saved.name} of {self.name} lacks a part: {error}") from error
+
+    def _assembled(self, leaf: Parted) -> Any:
+        """Give an array of a handler's that no process had whole: each reads its parts of it."""
+        return self.placement.assembled(leaf.shape, leaf.__getitem__)
 
     def _own_position(self, position: Any, saved: Saved) -> Any:
         """Give where this process's share of the data stands.
@@ -285,13 +289,15 @@ class Session:
         saved = self._found()
         stored = {name: leaf for name, leaf in saved.arrays.items() if _below(name, "state")}
         self._check_configuration(configuration(program, like), saved)
+        window = None
         if isinstance(like, TrainState) and not self._fits(like, stored):
-            # Sums of an empty window hold nothing, so a window of another kind or size can take their place.
-            fresh = {name: leaf for name, leaf in named("state", like).items() if _below(name, _WINDOW)}
+            # Sums of an empty window hold nothing, so a window of another kind or size takes their place. It stays
+            # where it lies: of several processes none may have it whole.
+            window, like = like.window, like.replace(window=None)
             stored = {name: leaf for name, leaf in stored.items() if not _below(name, _WINDOW)}
-            stored |= {name: Leaf(np.asarray(leaf)) for name, leaf in fresh.items()}
         like = _in_saved_dtypes(like, stored)
-        return fill("state", like, stored, what=f"the state of checkpoint {saved.name} of {self.name}")
+        state = fill("state", like, stored, what=f"the state of checkpoint {saved.name} of {self.name}")
+        return state if window is None else state.replace(window=window)
 
     def _fits(self, like: TrainState, stored: Mapping[str, Leaf]) -> bool:
         """Say whether the window's leaves are this run's, or the window is open, so that they must be."""
@@ -397,7 +403,7 @@ class Session:
             due = every(self.saving.config.every)
             made.append(Attachment(ev.STEP_COMPLETED, self._mark, due, "checkpoints", late=True))
         if self._rehearsal is not None:
-            made += self._rehearsal.attachments(self._directory.root)
+            made += self._rehearsal.attachments(self._directory.root, self._directory.finish)
             if not self.flushers:
                 made += self._recorded(Recorder(self._directory.root / "metrics.jsonl"))
         return tuple(made)
@@ -482,7 +488,7 @@ class Session:
         held: dict[str, Any] = {}
         parts: dict[str, Held] = {}
         for name, leaf in arrays.items():
-            if _below(name, "state") and _is_in_parts(leaf):
+            if _is_in_parts(leaf):
                 parts[name] = held_parts(leaf)
                 continue
             value = self.placement.near(leaf)

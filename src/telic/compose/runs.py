@@ -109,7 +109,10 @@ def run_loop(parts: Parts, data: Any, request: Request) -> Generator[LoopState, 
     session = None if parts.saving is None else Session(parts.saving, parts.flushers, placement=parts.placement)
     parts = together(parts)
     metering = _metering(parts, session)
-    source = metering.source(as_source(data, partition=DataPartition(*parts.placement.partition)))
+    source = as_source(data, partition=DataPartition(*parts.placement.partition))
+    if isinstance(parts.program, EvalStep):
+        source = parts.placement.joined_source(source)
+    source = metering.source(source)
     closing = ExitStack()
     closing.callback(source.close)
     try:
@@ -280,7 +283,8 @@ def _begin(
 def _make_driver(parts: Parts, program: StepProgram, request: Request, metering: Unmetered) -> StepDriver:
     options = DriverOptions(
         jit=request.jit,
-        strict=request.strict,
+        # Of an evaluation by several processes some batches are shares and some are whole.
+        strict=request.strict and (parts.placement.processes.count == 1 or not isinstance(program, EvalStep)),
         fuse=parts.fuse,
         compiler_options=request.compiler_options,
         listener=metering.listener(parts.listener),

@@ -31,7 +31,7 @@ from telic.loop import events as ev
 from telic.loop.filters import always, every
 from telic.loop.ports import Placement
 from telic.loop.state import LoopState
-from telic.placement import placement_for
+from telic.placement import check_mesh, placement_for
 from telic.shard import Layout, MeshSpec
 from telic.trackers import as_group
 from telic.train.state import TrainState
@@ -134,12 +134,7 @@ class Trainer:
         self.profile = profile
         cache_directory(compile_cache)
         self.compile_cache = compile_cache
-        if mesh is not None and not isinstance(mesh, MeshSpec | Mesh):  # pyright: ignore[reportUnnecessaryIsInstance] users' input
-            raise TypeError(f"mesh takes telic.MeshSpec(data=-1, fsdp=...) or a jax.sharding.Mesh, got {mesh!r}")
-        if layout is not None and not isinstance(layout, Layout):  # pyright: ignore[reportUnnecessaryIsInstance] users' input
-            raise TypeError(f"layout takes telic.Layout({{'params/**': (...)}}), got {layout!r}")
-        if layout is not None and mesh is None:
-            raise ValueError("layout= says where on a mesh the state lies: give mesh=telic.MeshSpec(...) too")
+        check_mesh(mesh, layout)
         self.mesh = mesh
         self.layout = layout
 

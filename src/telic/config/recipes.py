@@ -85,8 +85,9 @@ class Recipe:
 def open_recipe(path: str | Path, load: Sequence[str | Path] = ()) -> Recipe:
     """Read a recipe: a Python program with a function ``build``, or a TOML file of settings.
 
-    A program is run, as Python runs it, but under another name than ``__main__``. A TOML file runs nothing: it names
-    what is registered, by telic or by the programs in `load`.
+    A program is run, as Python runs it, but under another name than ``__main__``, and finds the modules of its project
+    too: those in the nearest folder above it that has a ``pyproject.toml``. A TOML file runs nothing: it names what is
+    registered, by telic or by the programs in `load`.
 
     Args:
       path: The program or file.
@@ -143,8 +144,10 @@ def _module(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, real)
     if spec is None or spec.loader is None:
         raise SettingsError(f"{path} is no Python program")
-    # Modules beside the program are found, as Python does, and those of this directory, as python -m does.
-    for folder in (str(Path.cwd()), str(real.parent)):
+    # Modules beside the program are found, as Python does, those of its project, and those of this directory, as
+    # python -m does.
+    project = [str(folder) for folder in real.parents if (folder / "pyproject.toml").is_file()]
+    for folder in (str(Path.cwd()), *project[:1], str(real.parent)):
         if folder not in sys.path:
             sys.path.insert(0, folder)
     module = importlib.util.module_from_spec(spec)

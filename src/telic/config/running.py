@@ -13,6 +13,7 @@ from telic.compose import Trainer
 from telic.compose.trainers import fitting_loop
 from telic.config.rates import ChangedRates
 from telic.config.settings import changes
+from telic.contract import has_preview
 from telic.data import DataPartition, Dataset
 from telic.display.previews import PreviewFolder
 from telic.errors import CheckpointError, SettingsError
@@ -170,12 +171,13 @@ class Run(Course):
         Raises:
           SettingsError: The objective shows nothing, or its data cannot be read without training.
         """
-        sink = _Noted(PreviewFolder(folder))
-        self.trainer.evaluate([self._batch()], state=state, averaged=self.averaged, preview=sink)
+        objective, sink = self.trainer.objective, _Noted(PreviewFolder(folder))
+        if has_preview(objective):
+            self.trainer.evaluate([self._batch()], state=state, averaged=self.averaged, preview=sink)
         if not sink.stems:
             raise SettingsError(
-                f"{type(self.trainer.objective).__name__} shows nothing: give it a method preview(variables, batch, "
-                "step, *, scored=None) that returns an artifact of telic.artifacts"
+                f"{type(objective).__name__} shows nothing: give it a method preview(variables, batch, step, *, "
+                "scored=None) that returns an artifact of telic.artifacts"
             )
         return [path for stem in sink.stems for path in sorted(Path(folder).glob(f"{stem}.*"))]
 

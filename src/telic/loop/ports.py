@@ -228,7 +228,7 @@ class Processes(Protocol):
         ...
 
     def agree(self, value: Any) -> Any:
-        """Give process 0's value."""
+        """Give process 0's value: numbers, text, arrays, and lists and mappings of them."""
         ...
 
     def exchange(self, what: str, value: Any) -> list[Any]:
@@ -239,12 +239,31 @@ class Processes(Protocol):
         """Say whether a process was told to end, the same in all of them; `count` is how often it was asked."""
         ...
 
+    @property
+    def post(self) -> "Post | None":
+        """What takes values among them on any thread; None where there is one process."""
+        ...
+
+
+class Post(Protocol):
+    """Values told by one process and heard by others, on any thread and in any order."""
+
+    @property
+    def index(self) -> int:
+        """This process, from 0."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """Number of processes."""
+        ...
+
     def tell(self, key: str, value: Any) -> None:
-        """Tell a value, once: on any thread, in any order."""
+        """Tell a value, once."""
         ...
 
     def hear(self, key: str, teller: int) -> Any:
-        """Give the value that a process tells, as soon as it does."""
+        """Give a value that a process tells, as soon as it does."""
         ...
 
     def forget(self, prefix: str) -> None:
@@ -289,6 +308,10 @@ class Placement(Protocol):
         """Give validation batches, as many in every process, with the rows that do not divide over the devices."""
         ...
 
+    def joined_source(self, source: Source) -> Source:
+        """Give the batches of a loop that evaluates, in the same way."""
+        ...
+
     def settle(self, state: PyTree) -> PyTree:
         """Give a state with every leaf where it belongs; what lies there already is not copied."""
         ...
@@ -299,6 +322,10 @@ class Placement(Protocol):
 
     def scatter(self, values: PyTree) -> PyTree:
         """Give arrays that an objective holds where a state can be built of them, in parts where they are large."""
+        ...
+
+    def assembled(self, shape: tuple[int, ...], read: Callable[[tuple[slice, ...]], Any]) -> Any:
+        """Give an array in parts where it is large, by its shape alone; each part is read where it will lie."""
         ...
 
     def local(self, values: PyTree) -> PyTree:

@@ -322,6 +322,11 @@ class _Writer:
                     raise TypeError(f"{where} is a key of {implementation!r}; known: {', '.join(_KEY_IMPLEMENTATIONS)}")
                 node = {"t": "key", "impl": implementation}
                 value = jax.random.key_data(value)
+            elif not (value.is_fully_addressable or value.is_fully_replicated):
+                raise ValueError(
+                    f"{where} lies on the devices of several processes, and this one has a part of it: save the run "
+                    "with telic.Trainer(checkpoints=telic.Checkpoints('runs/name')), to which each writes its parts"
+                )
         elif isinstance(value, np.generic):
             node["t"] = "scalar"
         host = np.asarray(value)

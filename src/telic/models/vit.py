@@ -81,6 +81,8 @@ class ViT(nn.Module):
       mlp_ratio: Hidden width of the MLPs over `dim`.
       tubelet: Frames of a patch; for videos.
       dtype: Dtype of computation; None follows the inputs.
+      position_base: Longest wave of the positions over the shortest. The default is I-JEPA's, for large grids; on a few
+        patches most of its waves are constants, and 20 tells the places apart.
     """
 
     patch: int = 4
@@ -90,6 +92,7 @@ class ViT(nn.Module):
     mlp_ratio: float = 4.0
     tubelet: int = 2
     dtype: Any = None
+    position_base: float = 10_000.0
 
     @nn.compact
     def __call__(self, x: Array, indices: Array | None = None) -> Array:
@@ -104,7 +107,7 @@ class ViT(nn.Module):
         check_heads(self.dim, self.heads)
         grid = patch_grid(x.shape, self.patch, self.tubelet)
         tokens = nn.Dense(self.dim, dtype=self.dtype, name="patch_embed")(patchify(x, self.patch, self.tubelet))
-        tokens = tokens + jnp.asarray(positions(self.dim, grid), tokens.dtype)
+        tokens = tokens + jnp.asarray(positions(self.dim, grid, base=self.position_base), tokens.dtype)
         if indices is not None:
             tokens = take(tokens, indices)
         for i in range(self.depth):
@@ -190,11 +193,21 @@ def unpatchify(tokens: Array, grid: tuple[int, ...], patch: int, tubelet: int = 
     return x.transpose(axes).reshape(x.shape[0], *(n * s for n, s in zip(grid, sides, strict=True)), -1)
 
 
-def positions(dim: int, grid: tuple[int, ...]) -> NDArray[np.float64]:
+def positions(dim: int, grid: tuple[int, ...], *, base: float = 10_000.0) -> NDArray[np.float64]:
     """Give sine-cosine positions of a grid, float64 [patches, dim]: an equal part of `dim` for each axis.
 
     Two axes share it in halves, as in MAE and I-JEPA; of three, time takes what the halves of a third leave.
+
+    Args:
+      dim: Width.
+      grid: Patches along each axis.
+      base: Longest wave over the shortest, which is 2π patches; more than 1.
+    Raises:
+      ShapeError: The width cannot be shared, or the grid has another number of axes.
+      ValueError: `base` is not more than 1.
     """
+    if not 1 < base < math.inf:
+        raise ValueError(f"the base of positions must be a finite number over 1, such as 10000 or 20, got {base!r}")
     parts = [dim // 2] * 2 if len(grid) == 2 else [dim - 2 * (dim // 3 // 2 * 2), *[dim // 3 // 2 * 2] * 2]
     if len(grid) not in (2, 3) or any(part % 2 for part in parts):
         raise ShapeError(
@@ -204,11 +217,11 @@ def positions(dim: int, grid: tuple[int, ...]) -> NDArray[np.float64]:
     where = np.meshgrid(*(np.arange(n, dtype=np.float64) for n in grid), indexing="ij")
     # The reference lays the columns' part before the rows'.
     order = [*range(len(grid) - 2), len(grid) - 1, len(grid) - 2]
-    return np.concatenate([_waves(where[axis].ravel(), parts[axis]) for axis in order], axis=1)
+    return np.concatenate([_waves(where[axis].ravel(), parts[axis], base) for axis in order], axis=1)
 
 
-def _waves(at: NDArray[np.float64], dim: int) -> NDArray[np.float64]:
-    frequencies = 1.0 / 10000 ** (np.arange(dim // 2, dtype=np.float64) / (dim / 2))
+def _waves(at: NDArray[np.float64], dim: int, base: float) -> NDArray[np.float64]:
+    frequencies = 1.0 / base ** (np.arange(dim // 2, dtype=np.float64) / (dim / 2))
     angles = at[:, None] * frequencies
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
 

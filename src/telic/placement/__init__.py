@@ -6,20 +6,35 @@ import jax
 from jax.sharding import Mesh
 
 from telic.placement.mesh import MeshPlacement
-from telic.placement.processes import ONE, ManyProcesses, OneProcess, Processes, all_processes
+from telic.placement.processes import ONE, ManyProcesses, OneProcess, all_processes
 from telic.placement.single import SingleDevice
-from telic.shard import Layout
+from telic.shard import Layout, MeshSpec
 
 __all__ = [
     "ONE",
     "ManyProcesses",
     "MeshPlacement",
     "OneProcess",
-    "Processes",
     "SingleDevice",
     "all_processes",
+    "check_mesh",
     "placement_for",
 ]
+
+
+def check_mesh(mesh: Any, layout: Any) -> None:
+    """Refuse what is no mesh or no layout, before any device is looked for.
+
+    Raises:
+      TypeError: One of them is something else.
+      ValueError: There is a layout and no mesh.
+    """
+    if mesh is not None and not isinstance(mesh, MeshSpec | Mesh):
+        raise TypeError(f"mesh takes telic.MeshSpec(data=-1, fsdp=...) or a jax.sharding.Mesh, got {mesh!r}")
+    if layout is not None and not isinstance(layout, Layout):
+        raise TypeError(f"layout takes telic.Layout({{'params/**': (...)}}), got {layout!r}")
+    if layout is not None and mesh is None:
+        raise ValueError("layout= says where on a mesh the state lies: give mesh=telic.MeshSpec(...) too")
 
 
 def placement_for(mesh: Any, layout: Layout | None = None) -> SingleDevice | MeshPlacement:

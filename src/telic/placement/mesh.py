@@ -1,7 +1,7 @@
 """Where batches and states live on a mesh: rows over its data axes, the state as the layout says."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -13,8 +13,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from telic import tree
 from telic.axes import BATCH_AXES, fitting_axes
-from telic.errors import DataError, ShapeError
-from telic.placement.processes import Processes, all_processes
+from telic.errors import ShapeError
+from telic.loop.ports import Processes, Source
+from telic.placement.joining import JoinedBatches, JoinedSource
+from telic.placement.processes import all_processes
 from telic.placement.single import copied
 from telic.shard import Layout, logical_axes, mesh_sizes
 from telic.types import Batch, PyTree
@@ -124,12 +126,12 @@ class MeshPlacement:
         )
 
     def joined(self, batches: Iterable[Any]) -> Iterable[Any]:
-        """Give batches that every process has the same number of, rows of them that are left over included.
+        """Give batches that every process has the same number of, rows of them that are left over included."""
+        return batches if self.processes.count == 1 else JoinedBatches(self, batches)
 
-        A batch of which the processes have equal shares that divide over the devices stays as it is. Of any other,
-        every process gets the rows of all, placed on the mesh.
-        """
-        return batches if self.processes.count == 1 else _Joined(self, batches)
+    def joined_source(self, source: Source) -> Source:
+        """Give the batches of a loop that evaluates, as `joined` gives those of a validation."""
+        return source if self.processes.count == 1 else JoinedSource(self, source)
 
     def together(self, batch: Batch | None, like: Batch, rows: Sequence[int]) -> Batch:
         """Place a batch of which the processes hold shares of different sizes.
@@ -179,10 +181,17 @@ class MeshPlacement:
         def placed(leaf: Any) -> Any:
             if not tree.is_array(leaf) or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
                 return leaf
-            spec = self.layout.default(np.shape(leaf), self._sizes)
-            return self._settled(leaf, NamedSharding(self.mesh, spec))
+            return self._settled(leaf, self._by_shape(np.shape(leaf)))
 
         return jax.tree.map(placed, values)
+
+    def assembled(self, shape: tuple[int, ...], read: Callable[[tuple[slice, ...]], Any]) -> Any:
+        """Give an array in parts by its shape alone, each part read in the process that will have it."""
+        part: Any = read  # JAX's own type allows for None, which no array with dimensions gets
+        return jax.make_array_from_callback(shape, self._by_shape(shape), part)
+
+    def _by_shape(self, shape: tuple[int, ...]) -> NamedSharding:
+        return NamedSharding(self.mesh, self.layout.default(shape, self._sizes))
 
     def local(self, values: PyTree) -> PyTree:
         """Give values that are whole on every device as they are on one of this process."""
@@ -239,7 +248,7 @@ class MeshPlacement:
         self, name: str, leaf: Any, variables: Mapping[str, Any], specs: Mapping[str, PartitionSpec]
     ) -> NamedSharding:
         shape = np.shape(leaf)
-        if jnp.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.prng_key):
+        if jnp.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.prng_key) or name.startswith(_RECORD):
             return self._everywhere
         words = name.split("/")
         for start in range(len(words)):
@@ -247,7 +256,7 @@ class MeshPlacement:
             for candidate in (end, f"params/{end}"):
                 if candidate in specs and np.shape(variables[candidate]) == shape:
                     return NamedSharding(self.mesh, specs[candidate])
-        return NamedSharding(self.mesh, self.layout.default(shape, self._sizes))
+        return self._by_shape(shape)
 
     def pins(self, values: PyTree) -> PyTree:
         """Give where values lie, so that a program can be told to leave them there; others lie on every device."""
@@ -256,37 +265,8 @@ class MeshPlacement:
 
 _VARIABLES = "variables/"
 
-
-class _Joined:
-    """Validation batches of several processes, each a share."""
-
-    def __init__(self, placement: MeshPlacement, batches: Iterable[Any]):
-        self._placement = placement
-        self._batches = batches
-        self._like: Batch | None = None
-
-    def __iter__(self) -> Iterator[Batch]:
-        iterator = iter(self._batches)
-        while True:
-            batch = next(iterator, None)
-            here = 0 if batch is None else tree.leading_dimension(batch) or 1
-            shapes = None if batch is None else [[list(np.shape(x)[1:]) for x in jax.tree.leaves(batch)]]
-            told = self._placement.processes.exchange("a validation batch", [here, shapes])
-            rows = [row for row, _ in told]
-            if not any(rows):
-                return
-            self._like = self._like if batch is None else batch
-            kinds = {str(kind) for _, kind in told if kind is not None}
-            if self._like is None or len(kinds) > 1:
-                raise DataError(
-                    f"the processes read validation batches of {rows} rows and {len(kinds)} shapes: each must read its "
-                    "share of the same batches, and one at least; give a Dataset, whose val takes the partition"
-                )
-            total = rows[0] * self._placement.partition[1]
-            if len(set(rows)) == 1 and total % self._placement.divides == 0 and batch is not None:
-                yield batch
-            else:
-                yield self._placement.together(batch, self._like, rows)
+_RECORD = "learner/rejections/"
+"""What each process reads by itself when a run ends; with more than a thousand leaves its flags would be split too."""
 
 
 def _owners(partitions: Sequence[int]) -> list[tuple[int, int]]:

@@ -4,17 +4,20 @@ They talk through the coordination service that `jax.distributed` runs, not thro
 come is named after a while, where a collective would hang.
 """
 
+import base64
 import json
 import time
-from typing import Any, Protocol
+from typing import Any
 
 import jax
+import numpy as np
 
 # The service has no public name in JAX 0.10 to 0.12; Orbax takes it from here too.
 from jax._src import distributed
 from jax.experimental import multihost_utils
 
 from telic.errors import ProcessError
+from telic.loop.ports import Post, Processes
 
 PATIENCE_SECONDS = 300.0
 """How long a process waits for the others to say the same kind of thing."""
@@ -23,50 +26,12 @@ HEARING_SECONDS = 3600.0
 """How long it waits for what is told after work on a disk; `telic launch` and JAX notice those that died."""
 
 
-class Processes(Protocol):
-    """The processes of a run.
-
-    Attributes:
-      index: This process, from 0.
-      count: Number of processes.
-    """
-
-    index: int
-    count: int
-
-    def agree(self, value: Any) -> Any:
-        """Give process 0's value."""
-        ...
-
-    def exchange(self, what: str, value: Any) -> list[Any]:
-        """Give every process's value, in their order; all call it, in the same order."""
-        ...
-
-    def stops(self, count: int) -> bool:
-        """Say whether a process was told to end, the same in all of them; `count` is how often it was asked."""
-        ...
-
-    def tell(self, key: str, value: Any) -> None:
-        """Tell a value, once: on any thread, in any order."""
-        ...
-
-    def hear(self, key: str, teller: int) -> Any:
-        """Give the value that a process tells, as soon as it does."""
-        ...
-
-    def forget(self, prefix: str) -> None:
-        """Forget what was told under a prefix."""
-        ...
-
-
 class OneProcess:
     """A run of one process."""
 
     index = 0
     count = 1
-
-    def __init__(self) -> None:
-        self._told: dict[str, Any] = {}
+    post = None
 
     def agree(self, value: Any) -> Any:
         """Give the value."""
@@ -81,19 +46,6 @@ class OneProcess:
         """Give False: a signal to this process is its own affair."""
         del count
         return False
-
-    def tell(self, key: str, value: Any) -> None:
-        """Keep a value."""
-        self._told[key] = value
-
-    def hear(self, key: str, teller: int) -> Any:
-        """Give a value that was told."""
-        del teller
-        return self._told[key]
-
-    def forget(self, prefix: str) -> None:
-        """Forget what was told under a prefix."""
-        self._told = {key: value for key, value in self._told.items() if not key.startswith(f"{prefix}/")}
 
 
 ONE = OneProcess()
@@ -114,7 +66,7 @@ class ManyProcesses:
         self._number = 0
 
     def agree(self, value: Any) -> Any:
-        """Give process 0's value; it must be JSON.
+        """Give process 0's value: JSON, and arrays in it.
 
         Raises:
           ProcessError: Process 0 did not give one in time.
@@ -122,7 +74,7 @@ class ManyProcesses:
         return self.exchange("a value of process 0", value if self.index == 0 else None)[0]
 
     def exchange(self, what: str, value: Any) -> list[Any]:
-        """Give every process's value, in their order; values must be JSON.
+        """Give every process's value, in their order: JSON, and arrays in it.
 
         Args:
           what: What is told, the same in all processes: in errors.
@@ -134,11 +86,11 @@ class ManyProcesses:
         _exchanges += 1
         number = _exchanges
         # An empty value is none to the service.
-        self._client.key_value_set(_key(number, self.index), json.dumps([what, value]))
+        self._client.key_value_set(_key(number, self.index), _written([what, value]))
         until = time.monotonic() + self._patience
         told: list[Any] = []
         for index in range(self.count):
-            other, given = json.loads(self._wait(number, index, what, until))
+            other, given = _read(self._wait(number, index, what, until))
             if other != what:
                 raise ProcessError(
                     f"the processes do different things: process {index} is at {other!r} and process {self.index} at "
@@ -167,9 +119,14 @@ class ManyProcesses:
         """Say whether a process got SIGTERM: True at the same count in all of them, and once."""
         return multihost_utils.reached_preemption_sync_point(count)
 
+    @property
+    def post(self) -> Post:
+        """The processes themselves."""
+        return self
+
     def tell(self, key: str, value: Any) -> None:
-        """Tell a value, once, which must be JSON: on any thread, in any order."""
-        self._client.key_value_set(f"telic/told/{key}/{self.index}", json.dumps([value]))
+        """Tell a value, once: JSON, and arrays in it; on any thread, in any order."""
+        self._client.key_value_set(f"telic/told/{key}/{self.index}", _written([value]))
 
     def hear(self, key: str, teller: int) -> Any:
         """Give the value that a process tells, as soon as it does.
@@ -183,11 +140,40 @@ class ManyProcesses:
             raise ProcessError(
                 f"process {teller} of {self.count} did not tell {key!r} within {HEARING_SECONDS:.0f} s, or has ended"
             ) from error
-        return json.loads(told)[0]
+        return _read(told)[0]
 
     def forget(self, prefix: str) -> None:
         """Forget what was told under a prefix; one process does it, when all have heard."""
         self._client.key_value_delete(f"telic/told/{prefix}/")
+
+
+_ARRAY = "telic array"
+
+
+def _written(value: Any) -> str:
+    """Give a value as JSON; an array in it is its dtype, shape and bytes, since metrics on the host may give one."""
+
+    def array(found: Any) -> Any:
+        if not isinstance(found, np.ndarray | np.generic) or found.dtype.kind == "O":
+            raise TypeError(
+                f"processes tell each other numbers, text, arrays, and lists and mappings of them, got {found!r}"
+            )
+        if isinstance(found, np.generic) and found.dtype.kind in "biuf":
+            return found.item()
+        data = base64.b64encode(np.ascontiguousarray(found).tobytes()).decode()
+        return {_ARRAY: [found.dtype.name, list(found.shape), data]}
+
+    return json.dumps(value, default=array)
+
+
+def _read(text: str) -> Any:
+    def array(found: dict[str, Any]) -> Any:
+        if set(found) != {_ARRAY}:
+            return found
+        dtype, shape, data = found[_ARRAY]
+        return np.frombuffer(base64.b64decode(data), np.dtype(dtype)).reshape(shape).copy()
+
+    return json.loads(text, object_hook=array)
 
 
 def _key(number: int, index: int) -> str:

@@ -1,13 +1,14 @@
 """Where batches live on one device: copied out of memory a loader may write again, then placed."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
 import numpy as np
 
-from telic.placement.processes import ONE, Processes
+from telic.loop.ports import Processes, Source
+from telic.placement.processes import ONE
 from telic.types import Batch, PyTree
 
 
@@ -71,6 +72,10 @@ class SingleDevice:
         """Give the values."""
         return values
 
+    def assembled(self, shape: tuple[int, ...], read: Callable[[tuple[slice, ...]], Any]) -> Any:
+        """Give the array that is read whole."""
+        return jax.device_put(read(tuple(slice(0, length) for length in shape)))
+
     def local(self, values: PyTree) -> PyTree:
         """Give the values."""
         return values
@@ -90,6 +95,10 @@ class SingleDevice:
     def joined(self, batches: Iterable[Any]) -> Iterable[Any]:
         """Give the batches as they are."""
         return batches
+
+    def joined_source(self, source: Source) -> Source:
+        """Give the source as it is."""
+        return source
 
 
 def copied(leaf: Any) -> Any:

@@ -101,6 +101,7 @@ def _size(variable: Any) -> int:
 
 _PUBLISHED: tuple[tuple[str, dict[str, float]], ...] = (
     ("NVIDIA B200", {"bfloat16": 2250e12, "float16": 2250e12}),
+    ("NVIDIA H200 NVL", {}),  # a card of less power: the sheet of the module is not its own
     ("NVIDIA H200", {"bfloat16": 989e12, "float16": 989e12}),
     ("NVIDIA H100 PCIe", {"bfloat16": 756e12, "float16": 756e12}),
     ("NVIDIA H100 80GB HBM3", {"bfloat16": 989e12, "float16": 989e12}),

@@ -62,11 +62,13 @@ _CONFIG: dict[str, Any] = {
         "labelLimit": 230,
         "symbolType": "stroke",
         "symbolStrokeWidth": 2.5,
+        # One below the other: beside each other they are wider than a phone.
+        "layout": {"bottom": {"anchor": "start", "direction": "vertical"}},
     },
 }
 
 
-def lines(curves: Sequence[Curve], *, y_format: str = "~g", zero: bool = False) -> Chart | None:
+def lines(curves: Sequence[Curve], *, y_format: str = ".5~g", zero: bool = False) -> Chart | None:
     """Give a chart of curves against the batches done; None when there is nothing to draw.
 
     Args:
@@ -85,6 +87,7 @@ def lines(curves: Sequence[Curve], *, y_format: str = "~g", zero: bool = False) 
         for x, y in curve.points
     ]
     is_sparse = max(len(curve.points) for curve in drawn) <= _FEW
+    is_short = max(x for curve in drawn for x, _ in curve.points) < 10_000
     colour = "run" if len(runs) > 1 else "curve"
     domain = runs if len(runs) > 1 else names
     columns = 2 if max(map(len, domain)) < 24 else 1
@@ -100,7 +103,7 @@ def lines(curves: Sequence[Curve], *, y_format: str = "~g", zero: bool = False) 
             "type": "quantitative",
             "title": "batches",
             "scale": {"nice": False, "zero": False},
-            "axis": {"format": "~s", "tickMinStep": 1, "tickCount": 5, "grid": False},
+            "axis": {"format": ",d" if is_short else "~s", "tickMinStep": 1, "tickCount": 5, "grid": False},
         },
         "y": {
             "field": "y",
@@ -144,6 +147,8 @@ def time_split(runs: Sequence[Run]) -> Chart | None:
     there = {value["part"] for value in values}
     known = [(words, colour) for words, colour in PARTS.values() if words in there]
     count = len({value["run"] for value in values})
+    # Beside the names of runs a phone has room for one.
+    columns = 2 if count == 1 else 1
     spec: Chart = {
         "data": {"values": values},
         "mark": {"type": "bar", "cornerRadius": 1},
@@ -167,7 +172,7 @@ def time_split(runs: Sequence[Run]) -> Chart | None:
                 "field": "part",
                 "type": "nominal",
                 "scale": {"domain": [words for words, _ in known], "range": [colour for _, colour in known]},
-                "legend": {"columns": 2, "symbolType": "square"},
+                "legend": {"columns": columns, "symbolType": "square"},
             },
             "order": {"field": "order", "type": "quantitative"},
             "tooltip": [
@@ -179,7 +184,7 @@ def time_split(runs: Sequence[Run]) -> Chart | None:
         },
     }
     # The height is that of the bars and of a legend below them.
-    return _sized(spec, 90 + 26 * count + 18 * ((len(known) + 1) // 2))
+    return _sized(spec, 90 + 26 * count + 18 * -(-len(known) // columns))
 
 
 def _sized(spec: Chart, height: int) -> Chart:
@@ -188,5 +193,6 @@ def _sized(spec: Chart, height: int) -> Chart:
     rows = 0
     if legend is not None and spec["mark"]["type"] == "line":
         rows = -(-len(spec["encoding"]["color"]["scale"]["domain"]) // legend["columns"])
+        rows += 1 if "strokeDash" in spec["encoding"] else 0
     autosize = {"type": "fit", "contains": "padding"}
     return {"width": "container", "height": height + 18 * rows, "autosize": autosize, "config": _CONFIG, **spec}

@@ -160,7 +160,9 @@ def _time(run: Run) -> Iterator[Finding]:
     for part, limit, title, remedy in remedies:
         share = spent.get(part, 0.0) / total
         if share > limit:
-            which = _slowest(run) if part == "handlers" else ""
+            name, which = _slowest(run) if part == "handlers" else ("", "")
+            if name == "validate":
+                remedy = "Validate less often with a filter, over fewer batches with limit=, or without its pictures."
             text = f"{share:.0%} of the steps' {duration(total)} went there{which}. {remedy}"
             yield Finding("warning", run.name, title, text)
     compiling = spent.get("compile", 0.0)
@@ -169,14 +171,14 @@ def _time(run: Run) -> Iterator[Finding]:
         yield Finding("note", run.name, "Compiling takes time", text)
 
 
-def _slowest(run: Run) -> str:
-    """Name the slowest handler, where the profile of a run that has ended tells."""
+def _slowest(run: Run) -> tuple[str, str]:
+    """Give the name of the slowest handler and what is said of it, where the profile of a run that has ended tells."""
     found: Any = run.profile.get("handlers")
     if not isinstance(found, dict) or not found:
-        return ""
+        return "", ""
     times = {str(name): value for name, value in cast(dict[Any, Any], found).items() if isinstance(value, int | float)}
     name = max(times, key=lambda name: times[name], default="")
-    return f", most of it to {name}, {duration(times[name])}" if name else ""
+    return (name, f", most of it to {name}, {duration(times[name])}") if name else ("", "")
 
 
 def _code(run: Run) -> Iterator[Finding]:

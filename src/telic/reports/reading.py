@@ -99,7 +99,7 @@ def read_run(directory: Path, name: str | None = None, *, log: Log | None = None
     lines, bad = (Log(directory / METRICS) if log is None else log).read()
     called = name or directory.resolve().name
     profile = _json(directory / PROFILE)
-    return Run(called, directory, record, lines, profile, tuple(_previews(directory)), bad, _status(record))
+    return Run(called, directory, record, lines, profile, tuple(_previews(directory)), bad, status_of(record))
 
 
 def find_runs(folder: Path) -> dict[str, Path]:
@@ -158,7 +158,8 @@ def _previews(directory: Path) -> Iterator[Shown]:
     yield from sorted(found, key=lambda shown: (shown.name, shown.kind, shown.step))
 
 
-def _status(record: Mapping[str, Any]) -> str:
+def status_of(record: Mapping[str, Any]) -> str:
+    """Give the status of a run by its ``run.json``, as `Run.status` says; one whose process is not there is "gone"."""
     status = record.get("status")
     if not isinstance(status, str):
         return "unknown"

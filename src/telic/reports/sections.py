@@ -22,6 +22,8 @@ _EARLIER = 3
 
 _ALWAYS_DIFFER = ("started", "ended", "command")
 
+_MOMENTS = ("started", "ended")
+
 _MAX_PANELS = 60
 """Metrics of a page that are drawn."""
 
@@ -152,7 +154,7 @@ def _training(runs: Sequence[Run], charts: _Charts) -> str:
     cards: list[str] = []
     for name in names:
         curves = [curve(run, "", lambda line, name=name: line.training.get(name)) for run in runs]
-        cards.append(charts.card(titles.get(name, name), lines(curves, y_format="~g")))
+        cards.append(charts.card(titles.get(name, name), lines(curves)))
     return f'<h2>Training</h2><div class="grid">{"".join(cards)}</div>' if any(cards) else ""
 
 
@@ -311,7 +313,7 @@ def _facts(runs: Sequence[Run]) -> str:
         cells = "".join(f"<td>{_shown(value, 400)}</td>" for value in values)
         rows.append(f"<tr{marked}><th>{_shown(name, 80)}</th>{cells}</tr>")
     top = f"<tr><th></th>{heads}</tr>" if heads else ""
-    return f'<h2>What was run</h2><div class="card scroll"><table>{top}{"".join(rows)}</table></div>'
+    return f'<h2>What was run</h2><div class="card scroll"><table class="facts">{top}{"".join(rows)}</table></div>'
 
 
 def _known(run: Run) -> dict[str, Any]:
@@ -328,7 +330,12 @@ def _flat(value: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, str
             yield called, (" " if name == "command" else ", ").join(str(x) for x in item) or "none"  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
         elif item is not None:
             # A seed or a batch size is copied from here: no thousands between its digits.
-            yield called, str(item) if isinstance(item, int) else number(item)
+            yield called, str(item) if isinstance(item, int) else _moment(item) if name in _MOMENTS else number(item)
+
+
+def _moment(text: Any) -> str:
+    """Give a time of the record as people write it; what is none stays as it is."""
+    return str(text).replace("T", " ", 1).replace("+00:00", " UTC") if isinstance(text, str) else number(text)
 
 
 def _data_uri(picture: bytes) -> str:

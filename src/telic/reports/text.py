@@ -48,3 +48,13 @@ def bytes_text(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
+
+
+def scaled(value: float, unit: str) -> str:
+    """Give a positive number in the steps of 1000 of its unit, three digits of it: 2.5e11 and FLOP/s as 250 GFLOP/s."""
+    for prefix in ("", "k", "M", "G", "T"):
+        # What rounds to 1000 belongs to the next step.
+        if value < 999.5:
+            return f"{value:.3g} {prefix}{unit}"
+        value /= 1000
+    return f"{value:,.3g} P{unit}"

@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
-from telic.checkpoints import Checkpoints, inspect, load_variables, parts, store, verify
+from telic.checkpoints import Checkpoints, inspect, load_variables, parts, plain, store, verify
 from telic.checkpoints.comparison import compare
 from telic.checkpoints.directory import RunDirectory
 from telic.checkpoints.following import FollowedDirectory
-from telic.checkpoints.leaves import Leaf
+from telic.checkpoints.leaves import Leaf, to_host
 from telic.checkpoints.manifest import SCHEMA, Manifest, decode, encode
 from telic.checkpoints.parts import Held, Parted
 from telic.errors import CheckpointError
@@ -242,3 +243,23 @@ def test_parts_that_do_not_make_up_their_leaf_are_refused(pair: Pair, tmp_path: 
     envelope = {"telic": "checkpoint", "sha256": hashlib.sha256(text.encode()).hexdigest(), "body": text}
     with pytest.raises(CheckpointError, match="manifest is damaged"):
         decode(json.dumps(envelope).encode())
+
+
+def test_what_a_handler_keeps_comes_back_from_parts_and_as_keys(pair: Pair, tmp_path: Path) -> None:
+    """Catches a best state that is read whole by every host, and a key in it that comes back as its words."""
+    pair.save(4, {NAME: WHOLE})
+    pair.lead.finish()
+    arrays: dict[str, Any] = {}
+    key = jax.random.key(3)
+    written = plain.dump({"best": [WHOLE, key, np.float32(2)]}, "loop", arrays)
+    stored = {**to_host({"loop/best/1": key, "loop/best/2": np.float32(2)}), "loop/best/0": read(tmp_path, "4")[NAME]}
+    whole, again, number = plain.load(written, stored)["best"]
+    np.testing.assert_array_equal(whole, WHOLE)
+    assert type(whole) is np.ndarray
+    assert jax.random.key_impl(again) == jax.random.key_impl(key)
+    assert (jax.random.key_data(again) == jax.random.key_data(key)).all()
+    assert number == 2.0
+    seen: list[Any] = []
+    plain.load(written, stored, apart=lambda leaf: seen.append((leaf.shape, leaf[0:1, 2:4])))
+    assert seen[0][0] == (6, 8)
+    np.testing.assert_array_equal(seen[0][1], WHOLE[0:1, 2:4])

@@ -1,23 +1,72 @@
 """The recipes for clusters and the command they call: what can be known of them without a cluster."""
 
+import copy
+import json
 import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 
 from telic.cli import main
 
 RECIPES = Path(__file__).resolve().parents[3] / "recipes" / "cluster"
+SCHEMA = json.loads(Path(__file__).with_name("kubernetes.schema.json").read_text())
+
+
+def manifest() -> dict[str, Any]:
+    """Give the objects of the manifest by kind."""
+    return {part["kind"]: part for part in yaml.safe_load_all((RECIPES / "kubernetes.yaml").read_text())}
+
+
+def check(part: dict[str, Any]) -> None:
+    """Hold one object against the schema of its kind."""
+    jsonschema.validate(part, {**SCHEMA, "$ref": f"#/$defs/{part['kind']}"}, jsonschema.Draft202012Validator)
+
+
+def test_the_kubernetes_manifest_fits_its_schema() -> None:
+    """Catches a misspelt field, which the cluster refuses or, worse, drops, and a value it has no meaning for."""
+    found = manifest()
+    assert sorted(found) == ["Job", "Role", "RoleBinding", "Service", "ServiceAccount"]
+    for part in found.values():
+        check(part)
+
+
+@pytest.mark.parametrize(
+    ("kind", "spoil", "says"),
+    [
+        ("Job", lambda job: job["spec"].update(backOffLimit=3), "backOffLimit"),
+        ("Job", lambda job: job["spec"].update(parallelism="4"), "'4' is not of type 'integer'"),
+        ("Job", lambda job: job["spec"].pop("completions"), "'completions' is a required property"),
+        ("Job", lambda job: job["spec"]["template"]["spec"].update(restartPolicy="OnFailure"), "'Never' was expected"),
+        ("Job", lambda job: job["spec"]["template"]["spec"]["containers"][0].update(command="telic"), "'telic' is not"),
+        (
+            "Job",
+            lambda job: job["spec"]["podFailurePolicy"]["rules"][0]["onExitCodes"].update(values=[0]),
+            "0 should not be valid",
+        ),
+        ("Service", lambda service: service["spec"].pop("selector"), "'selector' is a required property"),
+        ("Role", lambda role: role["rules"][0].update(verbs=["read"]), "'read' is not one of"),
+        ("RoleBinding", lambda binding: binding["roleRef"].pop("apiGroup"), "'apiGroup' is a required property"),
+        ("ServiceAccount", lambda account: account["metadata"].update(name="Train"), "'Train' does not match"),
+    ],
+)
+def test_a_manifest_with_a_typing_error_does_not_fit(kind: str, spoil: Callable[[Any], Any], says: str) -> None:
+    """Catches a schema that lets everything through."""
+    part = copy.deepcopy(manifest()[kind])
+    spoil(part)
+    with pytest.raises(jsonschema.ValidationError) as caught:
+        check(part)
+    assert says in caught.value.message
 
 
 def test_the_kubernetes_manifest_is_what_jax_asks_the_cluster_for() -> None:
     """Catches a job whose pods cannot find each other: JAX looks at the job, its pods and its headless service."""
-    found: dict[str, Any] = {}
-    for part in yaml.safe_load_all((RECIPES / "kubernetes.yaml").read_text()):
-        assert {"apiVersion", "kind", "metadata"} <= part.keys()
-        found[part["kind"]] = part
+    found = manifest()
     job, pod = found["Job"]["spec"], found["Job"]["spec"]["template"]["spec"]
     name = found["Job"]["metadata"]["name"]
     assert job["completionMode"] == "Indexed"
@@ -62,3 +111,22 @@ def test_a_wrong_call_of_launch_is_answered_at_once(
     """Catches processes that are started before it is known that they cannot run."""
     assert main(["launch", *(a.format(here=__file__) for a in arguments)]) == 2
     assert says in capsys.readouterr().err
+
+
+ORPHAN = """
+import os, signal, sys
+from telic.cli import rank
+listening, speaking = os.pipe()
+os.close(listening)
+signal.signal(signal.SIGTERM, lambda *_: sys.stderr.write("saved\\n"))
+rank.ORPHAN_SECONDS = 0.2
+rank._beat(speaking)
+"""
+
+
+def test_a_process_whose_launcher_is_gone_saves_and_ends() -> None:
+    """Catches processes that train on for ever when `telic launch` was killed: nobody else can end them."""
+    done = subprocess.run([sys.executable, "-c", ORPHAN], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 143, done.stderr
+    assert "the launcher of this process is gone" in done.stderr
+    assert "saved" in done.stderr

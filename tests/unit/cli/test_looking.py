@@ -4,6 +4,7 @@ import http.client
 import io
 import json
 import os
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from telic.cli import diagnosis, main
-from telic.cli.serving import Board
+from telic.cli.serving import Board, rows
 from telic.cli.watching import spark, watch
 from telic.reports.series import Curve
 from tests.unit.reports.test_page import EVIL, evil_run
@@ -63,6 +64,11 @@ def test_report_writes_a_page(
         (["report", "first", "--out", "empty"], "is a directory"),
         (["watch", "first/run.json"], "is no directory"),
         (["watch", "first", "--every", "0"], "more than 0, got 0"),
+        (["watch", "first", "--every", "inf"], "at most a day and more than 0, got inf"),
+        (
+            ["report", "first", "--out", "first/run.json/page.html"],
+            "cannot be written: File exists; give another place",
+        ),
         (["board", "none"], "none is no directory"),
         (["board", "first", "--port", "70000"], "from 0 to 65535"),
         (["doctor", "--folder", "first/run.json"], "is a file"),
@@ -124,6 +130,45 @@ def test_names_do_not_move_the_cursor(plain: bool, tmp_path: Path) -> None:
     shown = watched(evil_run(tmp_path / "run"), plain=plain)
     assert "\x1b[2J" not in shown
     assert "\\x1b[2J" in shown
+
+
+def test_what_is_known_of_a_run_is_shown(tmp_path: Path) -> None:
+    """Catches a rate, a learning rate, a memory or a use of the device that the record has and the terminal lacks."""
+    place = a_run(tmp_path / "run", "running", (2.0, 1.0))
+    known = {
+        **json.loads(a_line(3, 0.5)),
+        "training": {"learning_rate": 1e-3, "gradient_norm": 2.5},
+        "speed": {
+            **{"tokens_per_second": 51234.0, "examples_per_second": 9.0, "utilisation": 0.417},
+            "memory": {"device_bytes": 3 * 2**30, "host_bytes": 5 * 2**20},
+        },
+    }
+    with (place / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(known) + "\n")
+    drew = watched(place, plain=False, sleep=lambda seconds: finish(place))
+    for fact in (
+        *("51,234 tokens/s", "utilisation 41.7%", "learning rate 0.001", "gradient norm 2.5"),
+        *("device 3.0 GiB", "host 5.0 MiB", "epoch 1 of 1, batch 3"),
+    ):
+        assert fact in drew, fact
+    assert "examples/s" not in drew
+    line = watched(place, plain=True).splitlines()[2]
+    assert line == "epoch 1, batch 3: loss 0.5  learning_rate 0.001  gradient_norm 2.5  51,234 tokens/s"
+
+
+def test_operations_are_shown_where_nobody_knows_what_the_device_can_do(tmp_path: Path) -> None:
+    """Catches a device without a data sheet of which nothing is said."""
+    place = a_run(tmp_path / "run", losses=())
+    known = {**json.loads(a_line(1, 0.5)), "speed": {"flops_per_second": 2.5e11}}
+    (place / "metrics.jsonl").write_text(json.dumps(known) + "\n")
+    drew = watched(place, plain=False)
+    assert "250 GFLOP/s" in drew
+    assert "utilisation" not in drew
+
+
+def finish(place: Path) -> None:
+    record = json.loads((place / "run.json").read_text())
+    (place / "run.json").write_text(json.dumps({**record, "status": "completed"}))
 
 
 def test_a_curve_of_characters() -> None:
@@ -240,6 +285,29 @@ def test_a_name_that_is_no_text_has_a_report(board: Board, tmp_path: Path) -> No
     assert status == 200
     assert "odd\\udcff" in text
     assert get(board, "/report?run=odd%FF", Cookie=cookie(board))[0] == 200
+
+
+def test_the_list_has_the_newest_run_first_with_its_last_metrics(tmp_path: Path) -> None:
+    """Catches a list in another order, without a status, or with the first metrics of a run and not its last."""
+    for i, (name, status) in enumerate((("old", "completed"), ("deep/new", "failed"))):
+        place = a_run(tmp_path / name, status, (2.0, 1.0 - i))
+        for path in (place / "run.json", place / "metrics.jsonl"):
+            os.utime(path, (1000 + i, 1000 + i))
+    many = {**json.loads(a_line(3000, 0.25)), "metrics": {f"m{i}": float(i) for i in range(9)}}
+    with (tmp_path / "old" / "metrics.jsonl").open("a") as file:
+        # Longer than what the list reads of a run.
+        file.write(a_line(2999, 0.5) * 4000 + json.dumps(many) + "\n")
+    os.utime(tmp_path / "old" / "metrics.jsonl", (1000, 1000))
+    text = rows(tmp_path)
+    heads, *found = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>.*?</tr>", text)]
+    assert heads == ["", "run", "status", "batches", "loss", "m0", "m1", "m2"]
+    texts = [[re.sub("<[^>]*>", "", cell) for cell in row] for row in found]
+    assert texts == [
+        ["", "deep/new", "failed", "2", "0", "", "", ""],
+        ["", "old", "completed", "3,000", "0.5", "0", "1", "2"],
+    ]
+    assert 'href="/report?run=deep/new"' in text
+    assert rows(tmp_path / "old" / "none").startswith('<tr><td class="soft">There are no runs yet.')
 
 
 # -- doctor -----------------------------------------------------------------------------------------------------------

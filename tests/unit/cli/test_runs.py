@@ -1,6 +1,10 @@
 """`telic runs`: run directories in all their states, one line each."""
 
 import json
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +56,17 @@ def test_every_state_has_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[
     with files.locked(tmp_path / "done"):
         assert cells(table(tmp_path))["done"][0] == "running"
     assert cells(table(tmp_path))["done"][0] == "completed"
+
+
+def test_a_killed_run_without_checkpoints_is_not_running(tmp_path: Path) -> None:
+    """Catches a list that calls a run running for ever because its record was never finished."""
+    done = subprocess.Popen([sys.executable, "-c", ""])
+    done.wait()
+    process = {"pid": done.pid, "host": socket.gethostname()}
+    for name, one in (("killed", process), ("going", {**process, "pid": os.getpid()})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(json.dumps({"status": "running", "process": one}))
+    assert {name: row[0] for name, row in cells(table(tmp_path)).items()} == {"killed": "gone", "going": "running"}
 
 
 @pytest.mark.parametrize("content", ["[]", "{", '{"metrics": []}', "\x00" * 100, '{"status": 3}'])

@@ -112,6 +112,37 @@ def test_only_some_weights_are_exported(folder: Path, capsys: pytest.CaptureFixt
     assert not Path("none.npz").exists()
 
 
+def test_answers_show_what_a_terminal_would_obey(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Catches a metric, setting or folder whose name clears the terminal of whoever trains, evaluates or samples."""
+    evil = "\x1b[2J"
+    program = LINE.replace('Scalars({"size"', 'Scalars({"si\\x1b[2Jze"').replace("steps: int = 6", "steps: int = 2")
+    (folder / "train.py").write_text(program)
+    run = f"runs/{evil}run"
+    for arguments in (
+        ["train", "train.py", run],
+        ["evaluate", "train.py", run],
+        ["sample", "train.py", run],
+        ["export", run, f"{evil}.npz"],
+        ["runs"],
+        ["inspect", run],
+        ["verify", run],
+        ["report", run],
+        ["watch", run],
+    ):
+        assert main(arguments) == 0, arguments
+        captured = capsys.readouterr()
+        assert "\x1b" not in captured.out + captured.err, arguments
+        assert captured.out, arguments
+
+
+def test_an_objective_that_shows_nothing_says_what_to_write(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Catches a traceback through telic for a run whose objective has nothing to show."""
+    (folder / "train.py").write_text(LINE.replace("def evaluate(", "def unused("))
+    assert main(["train", "train.py", "--set", "steps=2"]) == 0
+    assert main(["sample", "train.py"]) == 2
+    assert "Line shows nothing: give it a method preview(" in capsys.readouterr().err
+
+
 def test_completion_is_a_script_of_each_shell(capsys: pytest.CaptureFixture[str]) -> None:
     """Catches a completion that does not know a command."""
     for shell in ("bash", "zsh"):

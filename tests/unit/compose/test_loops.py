@@ -1,6 +1,8 @@
 """The public loop: options, totals, continuing, copies, raw reductions, log lines."""
 
 import io
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -364,6 +366,17 @@ def test_an_abandoned_stream_frees_the_loop() -> None:
         loop.metric(lambda x: x, "y", reads="x")
     stream.close()  # pyright: ignore
     loop.metric(lambda x: x, "y", reads="x")
+
+
+def test_a_stream_left_open_ends_quietly_with_python() -> None:
+    """Catches "Exception ignored in: <generator object ...>" after a program that leaves a stream in a variable."""
+    program = """
+import numpy as np, telic
+stream = telic.Loop(lambda total, batch: total + batch, lambda batch: 0.0).stream([np.float32(1)] * 2, epochs=3)
+print(float(next(stream).step_state))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=300)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "2.0\n", "")
 
 
 def test_copy_forks() -> None:

@@ -78,16 +78,17 @@ def test_a_file_gives_its_run(tmp_path: Path) -> None:
     assert recipe.read((), recipe.asked(settings)) == settings
 
 
-def test_modules_beside_the_program_and_of_this_directory_are_found(
+def test_modules_beside_the_program_of_its_project_and_of_this_directory_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Catches a program that runs with python and not with telic."""
-    for folder in ("here", "there"):
+    for folder in ("here", "project", "project/there"):
         (tmp_path / folder).mkdir()
-        written(tmp_path / folder, "VALUE = 1\n", f"module_{folder}_of_test.py")
+        written(tmp_path / folder, "VALUE = 1\n", f"module_{Path(folder).name}_of_test.py")
+    written(tmp_path / "project", "", "pyproject.toml")
     monkeypatch.chdir(tmp_path / "here")
-    text = "import module_here_of_test, module_there_of_test\n" + LINE
-    assert open_recipe(written(tmp_path / "there", text)).settings is not None
+    text = "import module_here_of_test, module_project_of_test, module_there_of_test\n" + LINE
+    assert open_recipe(written(tmp_path / "project" / "there", text)).settings is not None
 
 
 def test_postponed_annotations_are_read(tmp_path: Path) -> None:

@@ -34,6 +34,20 @@ def test_positions_tell_every_patch_apart() -> None:
         positions(10, (3, 3))
 
 
+def test_a_smaller_base_of_positions_tells_few_patches_further_apart() -> None:
+    """A base that reaches no wave: most of I-JEPA's are constants on a grid of 4 × 4, and features forget the place."""
+    wide, narrow = (positions(64, (4, 4), base=base) for base in (10_000.0, 20.0))
+    assert narrow.var(axis=0).sum() > 1.5 * wide.var(axis=0).sum()
+    np.testing.assert_array_equal(positions(64, (4, 4)), wide)
+    x = jax.random.normal(jax.random.key(0), (1, 8, 8, 1))
+    model = ViT(patch=2, dim=16, depth=1, heads=2)
+    variables = model.init(jax.random.key(0), x)
+    assert not np.allclose(model.apply(variables, x), model.clone(position_base=20.0).apply(variables, x), atol=1e-3)
+    for base in (1.0, -3.0, np.nan, np.inf):
+        with pytest.raises(ValueError, match="over 1, such as 10000 or 20"):
+            positions(64, (4, 4), base=base)
+
+
 @pytest.mark.parametrize(
     ("model", "shape"),
     [

@@ -127,7 +127,7 @@ def check_drawn(view: Any, charts: int) -> None:
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_report_is_drawn_without_a_network(count: int, width: str, tmp_path: Path) -> None:
     """Catches charts that are empty, cut off or wider than a phone, and a page that asks others for its scripts."""
-    runs = [read_run(a_run(tmp_path / f"rate-{i}", rate=0.03 * (i + 1))) for i in range(count)]
+    runs = [read_run(a_run(tmp_path / f"with-rate-{i}", rate=0.03 * (i + 1))) for i in range(count)]
     shown = fragment(runs)
     (tmp_path / "report.html").write_text(page(shown))
     kept = Path(os.environ.get("TELIC_SCREENSHOTS", tmp_path))

@@ -156,3 +156,53 @@ def test_the_scripts_are_the_ones_whose_licences_are_there() -> None:
     for name in ("vega.min.js", "vega-lite.min.js", "page.js", "board.js"):
         assert "</script" not in asset(name).lower()
         assert "sourceMappingURL" not in asset(name)
+
+
+def used(directory: Path, *, speed: dict[str, float], profile: dict[str, float] | None = None) -> Path:
+    """Write a run of three lines, whose speeds are all the same, and its profile."""
+    directory.mkdir(parents=True)
+    made = [{"kind": "interval", "epoch": 0, "total_iterations": i, "seconds": i, "speed": speed} for i in (1, 2, 3)]
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in made))
+    if profile is not None:
+        (directory / "profile.json").write_text(json.dumps(profile))
+    return directory
+
+
+SHEET = "utilisation: share of what the device&#x27;s data sheet promises"
+PRODUCT = "utilisation: share of what a large matrix product reaches"
+FLOPS = "floating-point operations per second, on each device"
+
+
+def test_how_much_of_a_device_is_used_is_shown_where_it_is_known(tmp_path: Path) -> None:
+    """Catches a utilisation that is drawn for a device nobody knows, or left out for one that is known."""
+    sheet = used(tmp_path / "sheet", speed={"batches_per_second": 4.0, "flops_per_second": 8e12, "utilisation": 0.25})
+    product = used(
+        tmp_path / "product",
+        speed={"batches_per_second": 4.0, "flops_per_second": 8e9},
+        profile={"flops": 2e9, "peak_flops": 16e9},
+    )
+    neither = used(tmp_path / "neither", speed={"batches_per_second": 4.0, "flops_per_second": 3e9})
+    cases = {
+        (sheet,): {SHEET: 0.25},
+        # Four batches a second of 2e9 operations are half of 16e9.
+        (product,): {PRODUCT: 0.5},
+        (neither,): {FLOPS: 3e9},
+        (sheet, product): {SHEET: 0.25, PRODUCT: 0.5},
+        (sheet, neither): {SHEET: 0.25, FLOPS: 8e12},
+    }
+    for runs, expected in cases.items():
+        shown = fragment([read_run(place) for place in runs])
+        cards = re.findall(r'<h3>([^<]*)</h3><div class="chart" id="chart-(\d+)">', shown.html)
+        found = {title: shown.charts[int(i)] for title, i in cards}
+        assert {title for title in found if title in (SHEET, PRODUCT, FLOPS)} == set(expected), runs
+        for title, value in expected.items():
+            values = [row["y"] for row in found[title]["data"]["values"]]
+            assert values[0] == value, title
+        assert ("Utilisation is unknown" in shown.html) == (FLOPS in expected)
+
+
+@pytest.mark.parametrize("profile", [{"flops": "x", "peak_flops": 1e9}, {"flops": 1e9, "peak_flops": 0}, {"flops": 1}])
+def test_a_profile_that_makes_no_sense_gives_no_utilisation(profile: Any, tmp_path: Path) -> None:
+    """Catches a division by nothing, and a text taken for a number, that end the page."""
+    shown = fragment([read_run(used(tmp_path / "run", speed={"batches_per_second": 4.0}, profile=profile))])
+    assert "utilisation:" not in shown.html

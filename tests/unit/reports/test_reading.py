@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from telic.reports import Log, find_runs, findings, read_run, visible
+from telic.reports import log as reading_log
 from telic.reports.reading import Run
 from telic.reports.series import MAX_POINTS, metric_panels, split, thinned
+from telic.reports.text import scaled
 
 
 def write(directory: Path, record: Any = None, lines: list[Any] | None = None) -> Path:
@@ -167,6 +169,13 @@ def test_visible_leaves_nothing_to_obey() -> None:
     assert len(visible("x" * 1000)) == 200
 
 
+def test_large_rates_have_a_unit_of_their_size() -> None:
+    """Catches a rate of twelve digits, one of 1000 G, and a NaN or infinity that ends the page."""
+    values = (0.5, 12.0, 1e3, 999.6e9, 2.5e11, 9.89e14, 3e18, math.inf, math.nan)
+    shown = ["0.5 F", "12 F", "1 kF", "1 TF", "250 GF", "989 TF", "3e+03 PF", "inf PF", "nan PF"]
+    assert [scaled(value, "F") for value in values] == shown
+
+
 def test_the_beginning_of_a_very_long_record_is_left_out(tmp_path: Path) -> None:
     """Catches a whole record that is called damaged because it was read from its middle."""
     place = write(tmp_path, lines=[line(i, metrics={"loss": 1.0}) for i in range(100)])
@@ -190,3 +199,61 @@ def test_a_log_that_grows_or_begins_anew_reads_as_if_read_once(tmp_path: Path) -
     assert log.read() == Log(place).read()
     place.unlink()
     assert log.read() == ((), 0)
+
+
+def test_a_log_that_is_cut_back_and_goes_on_is_read_anew(tmp_path: Path) -> None:
+    """Catches a run that went on from a checkpoint, whose record was cut back and has grown past where it was read."""
+    rows = [json.dumps(line(i, metrics={"loss": float(i)})) + "\n" for i in range(9)]
+    place = tmp_path / "metrics.jsonl"
+    place.write_text("".join(rows[:6]))
+    log = Log(place)
+    assert len(log.read()[0]) == 6
+    again = [json.dumps(line(i, metrics={"loss": -float(i)})) + "\n" for i in range(9)]
+    place.write_text("".join(rows[:3] + again[3:]))
+    found, bad = log.read()
+    assert [one.metrics["loss"] for one in found] == [0, 1, 2, -3, -4, -5, -6, -7, -8]
+    assert bad == 0
+
+
+def test_a_long_log_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a page that reads the many megabytes of a long run again for each new line."""
+    place = tmp_path / "metrics.jsonl"
+    row = json.dumps(line(0, metrics={f"metric {i}": 0.5 for i in range(1000)})) + "\n"
+    place.write_text(row * 300)
+    assert place.stat().st_size > 5 * 2**20
+    parsed: list[int] = []
+    before = reading_log._line
+    monkeypatch.setattr(reading_log, "_line", lambda row: parsed.append(len(row)) or before(row))
+    log = Log(place)
+    assert len(log.read()[0]) == 300
+    parsed.clear()
+    with place.open("a") as file:
+        file.write(row + row[:100])
+    assert len(log.read()[0]) == 301
+    # The new line and the half one.
+    assert parsed == [len(row) - 1, 100]
+
+
+def test_a_log_that_grew_by_more_than_is_read_shows_its_newest_lines(tmp_path: Path) -> None:
+    """Catches a follower that was away for long and counts half a line as damage, or stops at its limit."""
+    rows = [json.dumps(line(i, metrics={"loss": float(i)})) + "\n" for i in range(200)]
+    place = tmp_path / "metrics.jsonl"
+    place.write_text("".join(rows[:5]))
+    log = Log(place, max_bytes=1000)
+    assert [one.batches for one in log.read()[0]] == [0, 1, 2, 3, 4]
+    place.write_text("".join(rows))
+    found, bad = log.read()
+    assert bad == 0
+    assert [one.batches for one in found] == list(range(200 - len(found), 200))
+    assert 0 < len(found) < 20
+
+
+@pytest.mark.parametrize("odd", [b"\xff\xfe\x00{", b"\x1b[2J", '{"epoch": 0}'.encode("utf-16"), b"\r"])
+def test_bytes_that_are_no_line_are_left_out(odd: bytes, tmp_path: Path) -> None:
+    """Catches another encoding or a control character that ends the reading of all that follows."""
+    row = json.dumps(line(7)).encode()
+    place = tmp_path / "metrics.jsonl"
+    place.write_bytes(odd + b"\n" + row + b"\r\n" + odd)
+    found, bad = Log(place).read()
+    assert [one.batches for one in found] == [7]
+    assert bad == (1 if odd.strip() else 0)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import tyro
 
+from telic.cli.answers import answer
 from telic.cli.asked import UsageError
 
 
@@ -23,9 +24,9 @@ def command(
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--folder is where runs go, and {folder} is a file; give a directory")
     checks = import_module("telic.cli.diagnosis").examine(folder)
-    print("\n".join(check.line for check in checks))
+    answer("\n".join(check.line for check in checks))
     bad = sum(check.level == "bad" for check in checks)
     warned = sum(check.level == "warning" for check in checks)
     warnings = "1 warning" if warned == 1 else f"{warned or 'no'} warnings"
-    print(f"\n{f'{bad} wrong' if bad else 'Nothing is wrong'}, {warnings}.")
+    answer(f"\n{f'{bad} wrong' if bad else 'Nothing is wrong'}, {warnings}.")
     return 1 if bad else 0

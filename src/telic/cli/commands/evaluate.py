@@ -7,6 +7,8 @@ from typing import Annotated
 
 import tyro
 
+from telic.cli.answers import answer
+
 
 def command(
     recipe: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")],
@@ -38,6 +40,6 @@ def command(
     if as_json:
         print(json.dumps(import_module("telic.jsonable").as_json(scores), allow_nan=False))
         return 0
-    recipes.say(f"{made.folder}: checkpoint {name}")
-    print("\n".join(recipes.numbers(scores)))
+    answer(f"{made.folder}: checkpoint {name}")
+    answer("\n".join(recipes.numbers(scores)))
     return 0

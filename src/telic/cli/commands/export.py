@@ -6,6 +6,7 @@ from typing import Annotated
 
 import tyro
 
+from telic.cli.answers import answer
 from telic.cli.asked import existing_directory
 
 
@@ -33,5 +34,5 @@ def command(
     """
     existing_directory(run)
     exporting = import_module("telic.cli.exporting")
-    print(exporting.export(run, to, recipe=recipe, load=load, averaged=averaged, only=only))
+    answer(exporting.export(run, to, recipe=recipe, load=load, averaged=averaged, only=only))
     return 0

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import tyro
 
+from telic.cli.answers import answer
 from telic.cli.asked import existing_directory
 
 
@@ -15,5 +16,5 @@ def command(checkpoint: Annotated[Path, tyro.conf.Positional], /) -> int:
     Args:
       checkpoint: One checkpoint, or a run's directory, whose newest is taken.
     """
-    print(import_module("telic.checkpoints").inspect(existing_directory(checkpoint)))
+    answer(import_module("telic.checkpoints").inspect(existing_directory(checkpoint)))
     return 0

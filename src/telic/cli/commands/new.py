@@ -7,6 +7,7 @@ from typing import Annotated
 
 import tyro
 
+from telic.cli.answers import answer
 from telic.cli.asked import UsageError, is_taken
 
 _FILES = {
@@ -40,11 +41,11 @@ def command(name: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="N
             place.write_text(text.replace("{name}", word).replace("{distribution}", word.lower()), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{name} cannot be written: {error.strerror or error}; give another folder") from error
-    print(
+    answer(
         f"{name} is written. Next:\n"
         f"  cd {name}\n"
         "  telic train train.py            trains it, as it is, in seconds\n"
-        "  python -m pytest                its tests\n"
+        "  python -m pytest                its tests; pip install pytest brings it\n"
         "  README.md                       where your data and your objective go"
     )
     return 0

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import tyro
 
+from telic.cli.answers import answer
 from telic.cli.asked import UsageError
 
 
@@ -32,7 +33,7 @@ def command(
             raise UsageError(f"{program} is a directory, so there is no program to give {' '.join(arguments)} to")
         profiling, errors = import_module("telic.profiling"), import_module("telic.errors")
         try:
-            print(profiling.read_goodput(program))
+            answer(profiling.read_goodput(program))
         except errors.DataError as error:
             raise UsageError(str(error)) from error
         return 0
@@ -43,7 +44,7 @@ def command(
     # As Python does for a program it runs.
     sys.path.insert(0, str(program.resolve().parent))
     try:
-        with import_module("telic.compose.metering").profiled(print):
+        with import_module("telic.compose.metering").profiled(answer):
             runpy.run_path(str(program), run_name="__main__")
     finally:
         sys.argv, sys.path[:] = before

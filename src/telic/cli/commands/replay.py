@@ -1,12 +1,12 @@
 """``telic replay``."""
 
-import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+from telic.cli.answers import answer, complain
 from telic.cli.asked import existing_directory
 
 
@@ -35,11 +35,11 @@ def command(
     root = programs.scratch()
     try:
         asked = programs.Program(program, arguments)
-        verdict = recompute.replay(asked, run, step, root, lambda line: print(line, flush=True))
+        verdict = recompute.replay(asked, run, step, root, answer)
     except programs.ProgramError as error:
-        print(f"telic: {error}", file=sys.stderr)
+        complain(error)
         return 1
     finally:
         programs.remove(root)
-    print("\n".join(verdict.lines))
+    answer("\n".join(verdict.lines))
     return 0 if verdict.is_same else 1

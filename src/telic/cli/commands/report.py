@@ -6,6 +6,7 @@ from typing import Annotated
 
 import tyro
 
+from telic.cli.answers import answer
 from telic.cli.asked import UsageError, existing_directory
 
 
@@ -38,8 +39,13 @@ def command(
     place = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
     if place.is_dir():
         raise UsageError(f"--out is the page itself, and {place} is a directory: give {place / 'report.html'}")
-    place.parent.mkdir(parents=True, exist_ok=True)
     text = reports.page(reports.fragment(read))
-    place.write_text(text, encoding="utf-8")
-    print(f"{reports.visible(place, 4000)}  ({len(text.encode()) / 1e6:.1f} MB): open it in a browser")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"{place} cannot be written: {error.strerror or error}; give another place, --out FILE"
+        ) from error
+    answer(f"{place}  ({len(text.encode()) / 1e6:.1f} MB): open it in a browser")
     return 0

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import tyro
 
+from telic.cli.answers import answer
 from telic.cli.asked import UsageError
 
 
@@ -18,5 +19,5 @@ def command(folder: Annotated[Path, tyro.conf.Positional] = Path("runs"), /) -> 
     if not folder.is_dir():
         raise UsageError(f"{folder} is no directory; give the folder that holds your run directories")
     lines = import_module("telic.cli.run_table").table(folder)
-    print("\n".join(lines) if lines else f"no runs in {folder}")
+    answer("\n".join(lines) if lines else f"no runs in {folder}")
     return 0

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import tyro
 
+from telic.cli.answers import answer
+
 
 def command(
     recipe: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")],
@@ -34,10 +36,9 @@ def command(
         built = made.run()
         state, name = built.restore(made.folder)
         written = built.sample(state, made.folder / "samples" if out is None else out)
-    recipes.say(f"{made.folder}: checkpoint {name}")
+    answer(f"{made.folder}: checkpoint {name}")
     for path in written:
-        recipes.say(str(path))
+        answer(str(path))
         if path.suffix == ".txt":
-            printable = import_module("telic.cli.run_table").printable
-            print("\n".join(map(printable, path.read_text(encoding="utf-8").splitlines())))
+            answer(path.read_text(encoding="utf-8").rstrip("\n"))
     return 0

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 import tyro
 
+from telic.cli.answers import answer
+
 
 def command(
     recipe: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")],
@@ -33,10 +35,10 @@ def command(
     recipes = import_module("telic.cli.recipes")
     made = recipes.asked(recipe, run, assign=assign, load=load)
     if show:
-        print(recipes.shown(made))
+        answer(recipes.shown(made))
         return 0
     with recipes.usage_errors():
         built = made.run()
-    recipes.say(f"{made.recipe.path}: into {made.folder}")
-    built.train(made.folder, settings=made.table, resume=resume, say=recipes.say)
+    answer(f"{made.recipe.path}: into {made.folder}")
+    built.train(made.folder, settings=made.table, resume=resume, say=answer)
     return 0

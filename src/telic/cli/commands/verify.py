@@ -6,6 +6,7 @@ from typing import Annotated
 
 import tyro
 
+from telic.cli.answers import answer
 from telic.cli.asked import existing_directory
 
 
@@ -16,5 +17,5 @@ def command(run: Annotated[Path, tyro.conf.Positional], /) -> int:
       run: The run's directory, as it was given to telic.Checkpoints.
     """
     report = import_module("telic.checkpoints").verify(existing_directory(run))
-    print(report)
+    answer(report)
     return 0 if report.is_fine else 1

@@ -1,12 +1,12 @@
 """``telic verify-resume``."""
 
-import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+from telic.cli.answers import answer, complain
 from telic.cli.asked import UsageError, make_folder
 
 
@@ -38,16 +38,16 @@ def command(
         make_folder(out)
     root = programs.scratch() if out is None else out.resolve()
     try:
-        verdict = kill_test.verify_resume(asked, tuple(sorted(set(at))), root, lambda line: print(line, flush=True))
+        verdict = kill_test.verify_resume(asked, tuple(sorted(set(at))), root, answer)
     except programs.ProgramError as error:
-        print(f"telic: {error}", file=sys.stderr)
-        print(f"telic: what it left is in {root}", file=sys.stderr)
+        complain(error)
+        complain(f"what it left is in {root}")
         return 1
-    print("\n".join(verdict.lines))
+    answer("\n".join(verdict.lines))
     if verdict.is_same:
-        print("The run continues bit for bit.")
+        answer("The run continues bit for bit.")
         if out is None:
             programs.remove(root)
         return 0
-    print(f"The run does not continue bit for bit. Both runs are in {root}")
+    answer(f"The run does not continue bit for bit. Both runs are in {root}")
     return 1

@@ -8,6 +8,9 @@ import tyro
 
 from telic.cli.asked import UsageError, existing_directory
 
+_LONGEST = 86_400.0
+"""Seconds."""
+
 
 def command(
     run: Annotated[Path, tyro.conf.Positional],
@@ -25,8 +28,8 @@ def command(
       every: Seconds between looks.
       plain: Write lines even on a terminal.
     """
-    if not every > 0:
-        raise UsageError(f"--every is a time in seconds, more than 0, got {every}")
+    if not 0 < every <= _LONGEST:
+        raise UsageError(f"--every is a time in seconds, at most a day and more than 0, got {every}")
     if run.exists():
         existing_directory(run)
     watching = import_module("telic.cli.watching")
