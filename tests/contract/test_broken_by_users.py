@@ -1,5 +1,6 @@
 """What a user who tried to break the library found: each test is a fault that was there."""
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import pytest
 from flax import linen as nn
 
 import telic
-from telic.errors import DataError, RejectedWarning, ShapeWarning
+from telic.errors import ContractError, DataError, RejectedWarning, ShapeWarning
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(32, 4)).astype(np.float32)
@@ -125,3 +126,50 @@ def test_a_batch_norm_without_a_flag_says_which_flag() -> None:
     with pytest.raises(ValueError, match="use_running_average") as error:
         telic.trainer(NoFlag(), MSE, "sgd", log=0).run(GOOD)
     assert any("train: bool" in note for note in error.value.__notes__)
+
+
+def test_what_a_handler_cannot_do_is_said_when_it_is_attached(tmp_path: Path) -> None:
+    """Each was found out after a whole epoch, in another library's words, or never."""
+    loop = telic.trainer(PAIR, MSE, "sgd", log=0)
+    with pytest.raises(ValueError, match=r"saved as one of \.png.* got 'c\.xyz'"):
+        loop.curves("c.xyz")
+    with pytest.raises(ValueError, match="saved as one of"):
+        loop.confusion("c")
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="is a file: give another path"):
+        loop.record(tmp_path / "file")
+    with pytest.raises(TypeError, match=r"by its name, such as 'loss'.* got 3"):
+        loop.early_stop(3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="the name of a handler is text, got 3"):
+        loop.handle_event("started", print, name=3)  # pyright: ignore[reportArgumentType]
+    for batches in (-1, 0, "x", True):
+        with pytest.raises(ValueError, match="number of batches of an epoch"):
+            loop.progress(batches=batches)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_rate_that_cannot_be_lowered_is_refused_at_the_start() -> None:
+    """A plateau hours later ended the run."""
+    iterations: list[int] = []
+    loop = telic.trainer(PAIR, MSE, optax.adam(1e-3), log=0).reduce_lr_on_plateau("loss", min_lr=1e-5)
+    loop.handle_event("iteration_completed", lambda state: iterations.append(state.iteration))
+    with pytest.raises(ContractError, match="min_lr needs an optimizer whose learning rate has a name"):
+        loop.run(GOOD)
+    assert not iterations
+
+
+def test_a_step_that_cannot_be_traced_runs_without_a_compiler() -> None:
+    """``run(jit=False)`` traced it all the same."""
+    final = telic.Loop(lambda s, b: s + float(b.sum()), lambda b: 0.0).run([np.ones(3)] * 2, jit=False)
+    assert final.step_state == 6.0
+
+
+def test_a_state_that_holds_nan_is_no_surprise_for_jax() -> None:
+    """With jax_debug_nans every run ended in a text about JAX's own programs."""
+    with jax.debug_nans(True), pytest.raises(ContractError, match=r"jax_debug_nans is on.*nonfinite='raise'"):
+        telic.trainer(PAIR, MSE, "sgd", log=0).run(GOOD)
+
+
+def test_no_tracer_outlives_its_program() -> None:
+    """A key that stays was looked up by its tracer, which JAX's search for leaks does not forgive."""
+    with jax.checking_leaks():
+        telic.trainer(PAIR, MSE, "sgd", log=0).run(GOOD)

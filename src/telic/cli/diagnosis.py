@@ -167,7 +167,10 @@ def _settings() -> Iterator[Check]:
         yield Check("note", "settings", visible(", ".join(f"{n}={v}" for n, v in asked.items())))
     for name, text in (
         ("jax_disable_jit", "nothing is compiled, so every step is slow: unset JAX_DISABLE_JIT"),
-        ("jax_debug_nans", "every operation is checked and waited for, so steps are slow, and a rejected step raises"),
+        (
+            "jax_debug_nans",
+            "training refuses it, since its state holds NaN where there is no loss: use nonfinite='raise'",
+        ),
         ("jax_check_tracer_leaks", "tracing is slow and nothing is cached: unset JAX_CHECK_TRACER_LEAKS"),
     ):
         if jax.config.values.get(name):

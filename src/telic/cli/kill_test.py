@@ -66,13 +66,16 @@ def verify_resume(program: Program, at: tuple[int, ...], root: Path, say: Callab
         continued = continued or saved is not None
         there = "nothing was saved yet" if saved is None else f"the newest checkpoint is that of update {saved}"
         say(f"{program.path}: killed after update {update}; {there}")
+    if not continued:
+        raise ProgramError(
+            f"no kill of {program.path} came after a checkpoint, so nothing is proved: kill later (--at), or save "
+            "more often"
+        )
     log = root / "killed" / f"output-{len(at) + 1}.txt"
     if code := program.run(killed, log):
         raise program.failed(code, log)
     say(f"{program.path}: started again, to its end")
     verdict = Verdict()
-    if not continued:
-        verdict.say("no kill came after a checkpoint, so nothing was continued: kill later (--at)", fine=False)
     for run in runs:
         _compare_runs(run, whole.root, killed.root, verdict)
     logs = (path for path in (whole.root / "files").rglob("*.jsonl") if path.name not in TIMES)

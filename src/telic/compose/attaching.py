@@ -111,6 +111,8 @@ class Attaching:
         self._check_idle()
         if not callable(handler):
             raise TypeError(f"a handler is a function of the LoopState, got {handler!r}")
+        if not isinstance(name, str | None):  # pyright: ignore[reportUnnecessaryIsInstance] users' input
+            raise TypeError(f"the name of a handler is text, got {name!r}")
         label = name or getattr(handler, "__qualname__", type(handler).__name__)
         chosen = as_filter(filter)
         for one in self._resolve(event):
@@ -186,6 +188,8 @@ class Attaching:
             self._attachments.append(Attachment(end, handler, always, name, late=True))
 
     def _record_name(self, kind: str, metric: str | None, name: str | None) -> str:
+        if not isinstance(metric, str | None):  # pyright: ignore[reportUnnecessaryIsInstance] users' input
+            raise TypeError(f"{kind} reads a metric by its name, such as 'loss' or 'validation_loss', got {metric!r}")
         return record_name(kind, metric, name, filter(None, map(record_of, self._attachments)))
 
     @property

@@ -213,9 +213,10 @@ class Judging(Attaching):
         """
         self._check_idle()
         record = self._record_name("reduce_lr", metric, name)
+        lower = ReduceRate(record, factor, min_lr, min_factor)
         watch = Monitor(
             metric,
-            ReduceRate(record, factor, min_lr, min_factor),
+            lower,
             record,
             mode=as_mode(mode, metric, self._mode_of(metric)),
             patience=patience,
@@ -223,6 +224,7 @@ class Judging(Attaching):
             cooldown=cooldown,
             awaits=self._awaits(record, metric),
         )
+        self.handle_event(ev.STARTED, lower.check, name=record)
         return self.handle_event(event, watch, filter, name=record)
 
     def checkpoint(

@@ -75,7 +75,11 @@ class Showing(Attaching):
         Args:
           plain: True writes lines even on a terminal, False draws the live line anywhere; None looks.
           batches: Batches of an epoch, where known: the first epoch then shows the time left too.
+        Raises:
+          ValueError: It is no number of batches.
         """
+        if batches is not None and (type(batches) is not int or batches < 1):
+            raise ValueError(f"batches is the number of batches of an epoch, 1 or more, got {batches!r}")
         shown = Progress(plain=plain, batches=batches)
         self.handle_event(ev.STARTED, shown.on_start, name="progress")
         self.handle_event(ev.ITERATION_COMPLETED, shown.on_iteration, at_hand, name="progress")
@@ -104,11 +108,14 @@ class Showing(Attaching):
           config: What ``run.json`` keeps as its settings: nested mappings of plain values, without secrets.
           gradient_norm: Keep the norm of the gradient with each line. It is a probe, so the step runs once more for it.
         Raises:
-          ValueError: The norm of the gradient is asked of a step that has none, or `config` comes with a file.
+          ValueError: The norm of the gradient is asked of a step that has none, `config` comes with a file, or the
+            directory is a file.
         """
         self._check_idle()
         place = placed(path)
         is_file = place.suffix == ".jsonl"
+        if not is_file and place.exists() and not place.is_dir():
+            raise ValueError(f"record keeps a run in a directory, and {os.fspath(path)!r} is a file: give another path")
         if config is not None and is_file:
             raise ValueError(f"config= is kept in run.json of a directory, and {place.name} is a file: give its folder")
         if gradient_norm and not isinstance(self._program, TrainStep):
@@ -183,6 +190,8 @@ class Showing(Attaching):
         Args:
           path: The picture; its suffix says the format, such as ``.png``.
           title: Text above the panels.
+        Raises:
+          ValueError: The suffix is no format of pictures.
         """
         self._check_idle()
         self._at_epoch_end(Curves(placed(path), title=title), "curves")
@@ -201,6 +210,8 @@ class Showing(Attaching):
           path: The picture; its suffix says the format, such as ``.png``.
           metric: Name of a `telic.metrics.confusion_matrix` of this loop, or ``validation_<name>`` of one.
           names: Name of each class; by default its number.
+        Raises:
+          ValueError: The suffix is no format of pictures.
         """
         self._check_idle()
         record = self._record_name("confusion", metric, None)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from telic.display.figures import new_figure, save_figure
+from telic.display.figures import check_format, new_figure, save_figure
 from telic.loop.ports import State
 
 _VALIDATION = "validation_"
@@ -83,6 +83,7 @@ class Curves:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, title: str = ""):
+        check_format(path)
         self._path = path
         self._title = title
 

@@ -19,6 +19,9 @@ _CELL_TEXT = 20
 """Classes of a confusion matrix up to which its counts are written into the cells."""
 
 
+_FORMATS = (".png", ".pdf", ".svg", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".eps", ".ps")
+
+
 def new_figure(width: float, height: float) -> Any:
     """Give an empty figure of its own, in inches: no window, no global state, nothing to close."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -27,6 +30,16 @@ def new_figure(width: float, height: float) -> Any:
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+def check_format(path: str | os.PathLike[str]) -> None:
+    """Refuse a path whose suffix is no format of pictures, before there is one to save.
+
+    Raises:
+      ValueError: It is none.
+    """
+    if Path(path).suffix.lower() not in _FORMATS:
+        raise ValueError(f"a picture is saved as one of {', '.join(_FORMATS)}, by its suffix; got {os.fspath(path)!r}")
 
 
 def save_figure(figure: Any, path: str | os.PathLike[str], *, dpi: int = 120) -> None:
@@ -187,6 +200,7 @@ class Confusion:
     """
 
     def __init__(self, path: str | os.PathLike[str], metric: str, record: str, *, names: Sequence[str] | None = None):
+        check_format(path)
         self._path = path
         self.metric = metric
         self.record = record

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from telic.types import PyTree
 
@@ -38,6 +39,8 @@ class Parts:
     def _number(self, index: int, leaf: Any) -> Any:
         if self._kinds[index] is None:
             return leaf
+        if isinstance(leaf, Tracer):
+            return jax.random.key_data(leaf)
         if index not in self._numbers or self._numbers[index][0] is not leaf:
             self._numbers[index] = (leaf, jax.random.key_data(leaf))
         return self._numbers[index][1]

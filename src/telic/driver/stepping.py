@@ -188,13 +188,14 @@ class StepDriver:
         """
         # The run's own shape, also where a run that goes on begins with its smaller last batch.
         self._first = signature_of(batch)
-        shapes = tree.shape_structs(self._canonical(self._placement.whole(batch)))
-        traced, result = self._trace(step_state, shapes)
+        whole = self._placement.whole(batch)
+        shapes = tree.shape_structs(self._canonical(whole))
+        traced, result = self._trace(step_state, shapes, whole)
         if self._carries:
             settled = settle(step_state, result.state)
             if settled is not step_state:
                 step_state = settled
-                traced, result = self._trace(step_state, shapes)
+                traced, result = self._trace(step_state, shapes, whole)
             check_same(step_state, result.state, "the step")
         found = {} if self._reported is None else self._reported(result, self._asked)
         self._reducers = {**self._asked, **found}
@@ -207,7 +208,10 @@ class StepDriver:
         if accumulators is not None:
             self._accumulators |= accumulators
         self._state, self._traced = step_state, traced
-        self._unwritten = unwritten(traced, step_state) if self._carries else None
+        self._unwritten = None
+        if self._carries:
+            nothing = (False,) * len(jax.tree.leaves(step_state))
+            self._unwritten = nothing if traced is None else unwritten(traced, step_state)
         self._parts = Parts(step_state, self._unwritten)
         # Where nothing is checked, no batch is asked for again.
         watches = self._carries and jax.eval_shape(self._program.health, step_state) is not None
@@ -217,11 +221,17 @@ class StepDriver:
         if self._options.jit:
             self._choose_program(traced, shapes)
 
-    def _trace(self, step_state: PyTree, shapes: PyTree) -> tuple[Any, Result]:
-        """Trace the step alone: (its program, the shapes of its result)."""
+    def _trace(self, step_state: PyTree, shapes: PyTree, batch: Batch) -> tuple[Any, Result]:
+        """Trace the step alone: (its program or, of a step that cannot be traced, None; the shapes of its result)."""
         state, index = _structs(step_state), jax.ShapeDtypeStruct((), jnp.int32)
         window = jax.eval_shape(self._plan, state, [shapes]) if getattr(self._program, "plans", False) else None
-        return jax.make_jaxpr(self._traced_once, return_shape=True)(state, shapes, index, window)
+        try:
+            return jax.make_jaxpr(self._traced_once, return_shape=True)(state, shapes, index, window)
+        except jax.errors.JAXTypeError:
+            if self._options.jit:
+                raise
+        # What runs as plain Python shows its results by running once more.
+        return None, tree.shape_structs(self._call(state, batch, 0, window))
 
     def _choose_program(self, traced: Any, shapes: PyTree) -> None:
         """Choose one program for the run, from what the step is made of and never from the clock.

@@ -63,18 +63,32 @@ class ReduceRate:
         if self.min_lr is not None and not self.min_lr >= 0:
             raise ValueError(f"{self.record}: min_lr must be 0 or more, got {self.min_lr!r}")
 
-    def __call__(self, state: State) -> None:
-        """Lower the rate once.
+    def check(self, state: State) -> None:
+        """Find out at a run's start whether the rate can be lowered.
 
         Raises:
           ContractError: The state is no TrainState, or no rate of it can be lowered; the text says which and why.
         """
+        held = self._held(state)
+        if self._lower_named(held.opt_state, 1.0) is None:
+            self._lower_factor(held, 1.0)
+
+    def _held(self, state: State) -> TrainState:
         held = state.step_state
         if not isinstance(held, TrainState):
             raise ContractError(
                 f"{self.record} lowers the learning rate of a TrainState, but this loop's state is a "
                 f"{type(held).__name__}; lower the rate of your own step with loop.monitor(metric, action)"
             )
+        return held
+
+    def __call__(self, state: State) -> None:
+        """Lower the rate once.
+
+        Raises:
+          ContractError: The state is no TrainState, or no rate of it can be lowered; the text says which and why.
+        """
+        held = self._held(state)
         record = state.handler_state[self.record]
         before = float(record.get("factor", 1.0))
         after = before * self.factor

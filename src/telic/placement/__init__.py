@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 from telic.placement.mesh import MeshPlacement
 from telic.placement.processes import ONE, ManyProcesses, OneProcess, all_processes
 from telic.placement.single import SingleDevice
-from telic.shard import Layout, MeshSpec
+from telic.shard import Layout, MeshSpec, whole_mesh
 
 __all__ = [
     "ONE",
@@ -53,7 +53,7 @@ def placement_for(mesh: Any, layout: Layout | None = None) -> SingleDevice | Mes
                 "itself: give mesh=telic.MeshSpec()"
             )
         return SingleDevice()
-    made = mesh if isinstance(mesh, Mesh) else mesh.build()
+    made = whole_mesh(mesh) if isinstance(mesh, Mesh) else mesh.build()
     if made.size == 1 and jax.process_count() == 1 and made.devices.flat[0] == jax.devices()[0]:
         return SingleDevice()
     return MeshPlacement(made, Layout() if layout is None else layout)

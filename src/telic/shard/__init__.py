@@ -2,7 +2,7 @@
 
 from telic.axes import AXES, BATCH_AXES, constrain
 from telic.shard.layout import Layout
-from telic.shard.meshes import MeshSpec, mesh_sizes
+from telic.shard.meshes import MeshSpec, mesh_sizes, whole_mesh
 from telic.shard.table import Table, logical_axes
 
-__all__ = ["AXES", "BATCH_AXES", "Layout", "MeshSpec", "Table", "constrain", "logical_axes", "mesh_sizes"]
+__all__ = ["AXES", "BATCH_AXES", "Layout", "MeshSpec", "Table", "constrain", "logical_axes", "mesh_sizes", "whole_mesh"]

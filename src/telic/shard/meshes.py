@@ -84,11 +84,25 @@ class MeshSpec:
         return Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
+def whole_mesh(mesh: Mesh) -> Mesh:
+    """Give a mesh with all axes: those that it lacks are 1.
+
+    Raises:
+      ValueError: It has an axis of another name.
+    """
+    sizes = mesh_sizes(mesh)
+    if tuple(mesh.axis_names) == AXES:
+        return mesh
+    order = sorted(range(mesh.devices.ndim), key=lambda i: AXES.index(str(mesh.axis_names[i])))
+    devices = np.transpose(mesh.devices, order).reshape(tuple(sizes.values()))
+    return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
 def mesh_sizes(mesh: Any) -> dict[str, int]:
     """Give the size of each axis of a mesh.
 
     Raises:
-      ValueError: It lacks an axis that batches or states are split over, or has one of another name.
+      ValueError: It has an axis of another name.
     """
     sizes: Mapping[str, int] = dict(mesh.shape)
     unknown = [axis for axis in sizes if axis not in AXES]

@@ -101,7 +101,16 @@ class TrainStep:
     # -- state ---------------------------------------------------------------------------------------------------
 
     def init(self, batch: Batch) -> TrainState:
-        """Give the state before the first step; `batch` gives shapes only."""
+        """Give the state before the first step; `batch` gives shapes only.
+
+        Raises:
+          ContractError: JAX raises wherever a NaN is.
+        """
+        if jax.config.values.get("jax_debug_nans"):
+            raise ContractError(
+                "jax_debug_nans is on, and would raise at the first step: a state holds NaN where there is no loss "
+                "yet. Turn it off and train with nonfinite='raise', which names what is not finite and keeps the batch"
+            )
         bound = self.bind(batch)
         make = self.make_state or bound.initial_state
         return bound.open(make(bound.objective.initializer, self.key), batch)

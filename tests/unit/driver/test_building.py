@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import io_callback
 
 from telic.driver.building import build_state, building
 
@@ -69,3 +70,23 @@ def test_a_state_built_apart_owns_its_leaves(consume: tuple[int, ...]) -> None:
     np.testing.assert_array_equal(held["host"], np.arange(4.0))
     if not consume:
         np.testing.assert_array_equal(held["w"], np.arange(3.0))
+
+
+def test_an_effect_that_draws_read_happens_once() -> None:
+    """Catches a counter that numbers the draws and moves on before the rest of the state is made of it."""
+    calls = 0
+
+    def number() -> np.uint32:
+        nonlocal calls
+        calls += 1
+        return np.uint32(calls)
+
+    def build(key: Any) -> Any:
+        seed = io_callback(number, jax.ShapeDtypeStruct((), jnp.uint32))
+        keys = jax.random.split(jax.random.fold_in(key, seed), 9)
+        return [jax.random.normal(k, (4,)) for k in keys], seed
+
+    drawn, seed = build_state(build, jax.random.key(0), shardings=lambda _: None)
+    assert (calls, int(seed)) == (1, 1)
+    key = jax.random.split(jax.random.fold_in(jax.random.key(0), 1), 9)[8]
+    np.testing.assert_array_equal(drawn[8], jax.random.normal(key, (4,)))

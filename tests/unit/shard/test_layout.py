@@ -8,11 +8,12 @@ import pytest
 from flax import linen as nn
 from hypothesis import given
 from hypothesis import strategies as st
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import telic
 from telic.models import Decoder, DecoderConfig
-from telic.shard import AXES, Layout, MeshSpec
+from telic.shard import AXES, Layout, MeshSpec, whole_mesh
 
 SIZES = {"data": 1, "fsdp": 4, "expert": 1, "sequence": 1, "tensor": 2}
 
@@ -142,3 +143,12 @@ def test_a_state_can_take_the_arrays_that_its_objective_holds() -> None:
     assert weights["params"]["kernel"].is_deleted()
     for made in (state, taken):
         assert np.array_equal(made.variables["params"]["kernel"], np.ones((3, 2)))
+
+
+def test_a_mesh_of_ones_own_gets_the_axes_that_it_lacks() -> None:
+    """Catches a mesh with a data axis alone, taken, and failing in JAX's words on an axis that it lacks."""
+    mesh = whole_mesh(Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("tensor", "data")))
+    assert tuple(mesh.axis_names) == AXES
+    assert whole_mesh(mesh) is mesh
+    with pytest.raises(ValueError, match=r"a mesh has the axes data.*, got x"):
+        whole_mesh(Mesh(np.array(jax.devices()[:1]), ("x",)))
