@@ -1,6 +1,7 @@
 """What holds for every test: the platform, reproducible properties, and strictness on request."""
 
 import os
+import sys
 from collections.abc import Iterator
 
 # Set before JAX is first imported. `JAX_PLATFORMS=cuda pytest` runs the suite on an accelerator.
@@ -43,3 +44,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid in slow:
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_sessionfinish() -> None:
+    """Keep what coverage saw so far: a worker that takes ten seconds to end is killed by xdist, and says no more."""
+    coverage = sys.modules.get("coverage")
+    measured = None if coverage is None else coverage.Coverage.current()
+    if measured is not None:
+        measured.save()
