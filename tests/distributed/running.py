@@ -48,7 +48,7 @@ class Ended:
     """How processes that were launched together ended.
 
     Attributes:
-      code: The exit code of `telic launch`.
+      code: The exit code of the command, `telic launch` as a rule.
       said: What they and it said.
       seconds: How long it took.
     """
@@ -63,15 +63,21 @@ def launch(program: str, *arguments: str, processes: int = 2, devices: int = 1) 
     options = ["launch", "--processes", str(processes), "--devices", str(devices)]
     telic = "import sys; from telic.cli import main; sys.exit(main())"
     path = ROOT / "tests" / "distributed" / program
+    command = [sys.executable, "-c", telic, *options, str(path), "--", *arguments]
+    return ended(command, environment(), ROOT, timeout=500)
+
+
+def ended(command: list[str], env: dict[str, str], here: Path, *, timeout: float) -> Ended:
+    """Run a command in a directory to its end, its errors among what it says."""
     began = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-c", telic, *options, str(path), "--", *arguments],
-        env=environment(),
-        cwd=ROOT,
+        command,
+        env=env,
+        cwd=here,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=500,
+        timeout=timeout,
         check=False,
     )
     return Ended(done.returncode, done.stdout, time.monotonic() - began)
@@ -79,10 +85,10 @@ def launch(program: str, *arguments: str, processes: int = 2, devices: int = 1) 
 
 def checks(place: Path, names: list[str], *, processes: int, devices: int = 1) -> dict[str, list[Any]]:
     """Launch `checks` and give what each of them gave, by process."""
-    ended = launch("checks.py", str(place), *names, processes=processes, devices=devices)
-    assert ended.code == 0, ended.said[-8000:]
+    launched = launch("checks.py", str(place), *names, processes=processes, devices=devices)
+    assert launched.code == 0, launched.said[-8000:]
     told = [json.loads((place / f"results.{index}").read_text()) for index in range(processes)]
-    return {name: [one[name] for one in told] for name in names} | {"said": [ended.said]}
+    return {name: [one[name] for one in told] for name in names} | {"said": [launched.said]}
 
 
 def common(factory: pytest.TempPathFactory) -> Path:

@@ -2,13 +2,12 @@
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.distributed import slurm
-from tests.distributed.running import ROOT
+from tests.distributed.running import ROOT, ended
 
 
 @pytest.mark.slow
@@ -19,20 +18,11 @@ def test_a_job_whose_time_is_up_saves_is_queued_again_and_ends(tmp_path: Path) -
     here.mkdir()
     shutil.copy(ROOT / "tests/distributed/slurm_train.py", here / "train.py")
     shutil.copy(ROOT / "recipes/cluster/slurm.sh", here)
-    done = subprocess.run(
-        ["sbatch", "slurm.sh"],
-        env=environment,
-        cwd=here,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-6000:]
+    job = ended(["sbatch", "slurm.sh"], environment, here, timeout=400)
+    assert job.code == 0, job.said[-6000:]
     assert (here / "requeued").exists(), "the first life ended in time"
-    assert "SIGTERM: saved at" in done.stdout, done.stdout[-6000:]
-    assert "continuing first at" in done.stdout, done.stdout[-6000:]
+    assert "SIGTERM: saved at" in job.said, job.said[-6000:]
+    assert "continuing first at" in job.said, job.said[-6000:]
     first, second = (json.loads((here / f"done.{index}").read_text()) for index in (0, 1))
     assert first == second
     assert first["updates"] == 30
@@ -47,17 +37,8 @@ def test_a_job_that_fails_is_not_queued_again(tmp_path: Path) -> None:
     here = tmp_path / "job"
     here.mkdir()
     (here / "train.py").write_text("raise ValueError('a typing error')\n")
-    done = subprocess.run(
-        ["sbatch", str(ROOT / "recipes/cluster/slurm.sh")],
-        env=environment,
-        cwd=here,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode not in (0, 143), done.stdout[-6000:]
-    assert "a typing error" in done.stdout
+    job = ended(["sbatch", str(ROOT / "recipes/cluster/slurm.sh")], environment, here, timeout=400)
+    assert job.code not in (0, 143), job.said[-6000:]
+    assert "a typing error" in job.said
     assert not (here / "requeued").exists()
     assert not (here / "requeue").exists()

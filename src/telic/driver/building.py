@@ -64,11 +64,12 @@ def _run(traced: Any, arguments: list[tuple[Any, bool]]) -> list[Any]:
     if len(random) - len({id(eqn.params.get("jaxpr", eqn)) for eqn in random}) < _REPEATED:
         random = []
     apart = {id(eqn) for eqn in random}
-    if any(eqn.effects for eqn in _up_to(apart, program.eqns)):
+    before = _up_to(apart, program.eqns)
+    if any(eqn.effects for eqn in before):
         # What they need would happen twice: before them, and in the rest.
-        random, apart = [], set[int]()
+        random, apart, before = [], set[int](), []
     drawn = [x for eqn in random for x in eqn.outvars]
-    first = program.replace(eqns=_up_to(apart, program.eqns), outvars=drawn)
+    first = program.replace(eqns=before, outvars=drawn)
     numbers = _called(first, traced.consts, [x for x, _ in arguments])
     # What was drawn stands before the rest as its constants do.
     rest = [eqn for eqn in program.eqns if id(eqn) not in apart]
