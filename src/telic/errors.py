@@ -93,7 +93,9 @@ class Interrupted(KeyboardInterrupt, SystemExit):
 
 
 class Preempted(SystemExit):
-    """The run was stopped by SIGTERM, after its state was saved. A program that does not catch it exits 143.
+    """The run was stopped by SIGTERM, after its state was saved where it has checkpoints.
+
+    A program that does not catch it exits 143.
 
     Attributes:
       state: The LoopState that was reached.

@@ -17,6 +17,7 @@ FAULTS: dict[str, dict[str, Any]] = {
     "killed": {"kind": "kill", "rank": 1, "step": KILLED},
     "killed_first": {"kind": "kill", "rank": 0, "step": KILLED},
     "ended": {"kind": "term", "rank": 1, "step": 5},
+    "unsaved": {"kind": "term", "rank": 1, "step": 5, "saves": False},
     "raises": {"kind": "raise", "rank": 1, "step": 5},
     "stops": {"kind": "stop", "rank": 1, "step": 5},
 }

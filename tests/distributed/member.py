@@ -35,10 +35,10 @@ def digest(state: Any) -> str:
     return found.hexdigest()
 
 
-def run(directory: Path, mesh: telic.MeshSpec | None, handler: Any = None) -> Any:
-    """Train a decoder with checkpoints; give the digest of the final state and the losses by step."""
+def run(directory: Path, mesh: telic.MeshSpec | None, handler: Any = None, *, saves: bool = True) -> Any:
+    """Train a decoder, with checkpoints as a rule; give the digest of the final state and the losses by step."""
     problem = decoder()
-    made = trainer(problem, mesh, checkpoints=telic.Checkpoints(directory, every=EVERY))
+    made = trainer(problem, mesh, checkpoints=telic.Checkpoints(directory, every=EVERY) if saves else None)
     losses: dict[int, float] = {}
     loop = made.loop(log=0)
     if handler is not None:
@@ -67,7 +67,8 @@ def fault(kind: str, rank: int, step: int) -> Any:
 
 def main(asked: Any) -> None:
     directory = Path(asked.pop("directory"))
-    run(directory, PAIR, fault(**asked))
+    saves = asked.pop("saves", True)
+    run(directory, PAIR, fault(**asked), saves=saves)
 
 
 if __name__ == "__main__":

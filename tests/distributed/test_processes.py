@@ -181,6 +181,14 @@ def test_sigterm_to_one_process_saves_the_same_step_in_all(faults: Any, pair: An
     assert [one["digest"] for one in gave(pair, "ended")] == [straight["digest"]] * 2
 
 
+def test_sigterm_ends_all_where_nothing_is_saved(faults: Any) -> None:
+    """Catches a signal that is lost in JAX, so that only the second one ends a run without checkpoints."""
+    ended, directory = faults("unsaved")
+    assert ended.code == 143, ended.said[-6000:]
+    assert re.search(r"SIGTERM: ended at ([5-9]|1[01]) updates; the run has no checkpoints", ended.said)
+    assert not directory.exists()
+
+
 def test_a_run_goes_on_with_another_number_of_processes(faults: Any, alone: Any, straight: Any) -> None:
     """Catches data read from the beginning, or a share of it twice, when there are fewer processes."""
     # Killed, so that it goes on in the middle of an epoch, with the metrics of its first part.

@@ -5,13 +5,9 @@ So what is saved is exactly what an uninterrupted run holds at that place.
 """
 
 import contextlib
-import os
 import signal
-import sys
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from types import FrameType
 from typing import Any, Literal, cast
 
 import jax
@@ -27,6 +23,7 @@ from telic.checkpoints.leaves import Leaf, fill, named
 from telic.checkpoints.parts import Held, Parted
 from telic.checkpoints.points import reach
 from telic.compose.rehearsal import Rehearsal, rehearsal
+from telic.compose.signals import Signals
 from telic.display import Recorder
 from telic.errors import CheckpointError, DataError, Interrupted, MismatchError, Preempted, ProcessError
 from telic.loop import events as ev
@@ -106,9 +103,8 @@ class Session:
     _batch: Any = None
     _due: bool = False
     _latest: tuple[int, int] | None = None
-    _signals: "Signals" = field(init=False)
+    _signals: Signals = field(init=False)
     _rehearsal: Rehearsal | None = None
-    _asked: int = 0
     _frozen: frozenset[str] = frozenset()
     _closers: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
@@ -435,8 +431,7 @@ class Session:
             is_end = state.max_steps is not None and state.steps >= state.max_steps
         if self._rehearsal is not None and self._rehearsal.ends(self._directory.root, state, closed=closed):
             self._signals.received = signal.SIGTERM
-        self._asked += 1
-        if self.placement.processes.stops(self._asked):
+        if self.placement.processes.stops():
             self._signals.received = signal.SIGTERM
         # The end of the run has a save of its own.
         return (self._due or self._signals.received is not None) and not is_end
@@ -636,51 +631,6 @@ def _said(value: Any) -> str:
 
 def _below(name: str, prefix: str) -> bool:
     return name == prefix or name.startswith(prefix + "/")
-
-
-class Signals:
-    """SIGTERM and SIGINT while a run with checkpoints is active: the first asks for a save, the second ends at once."""
-
-    def __init__(self, say: Callable[[str], None]):
-        self._say = say
-        self._before: dict[signal.Signals, Any] = {}
-        self.received: signal.Signals | None = None
-
-    def install(self) -> None:
-        """Take the signals over, in the main thread; ignored ones stay ignored."""
-        if threading.current_thread() is not threading.main_thread():
-            return
-        for number in (signal.SIGTERM, signal.SIGINT):
-            before = signal.getsignal(number)
-            if before is signal.SIG_IGN or before is None:
-                continue
-            self._before[number] = before
-            signal.signal(number, self._receive)
-
-    def restore(self) -> None:
-        """Give the signals back to whoever had them."""
-        for number, before in self._before.items():
-            # A handler that somebody installed since then stays.
-            if signal.getsignal(number) == self._receive:
-                signal.signal(number, before)
-        self._before = {}
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self.received is not None:
-            if number == signal.SIGINT and _is_interactive():
-                raise KeyboardInterrupt
-            os._exit(128 + number)
-        self.received = signal.Signals(number)
-        with contextlib.suppress(OSError, ValueError, RuntimeError):
-            os.write(2, f"\n{self.received.name}: saving after this step; a second signal ends at once\n".encode())
-        before = self._before.get(self.received)
-        if callable(before) and before is not signal.default_int_handler:
-            before(number, frame)
-
-
-def _is_interactive() -> bool:
-    """Say whether a person types the program as it runs: its process is theirs to keep."""
-    return hasattr(sys, "ps1") or "ipykernel" in sys.modules
 
 
 __all__ = ["Resume", "Saving", "Session", "as_saving", "configuration", "hold"]

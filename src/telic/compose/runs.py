@@ -19,6 +19,7 @@ from telic.compose.metering import Metering, Reporter, Unmetered, unreported
 from telic.compose.processes import check_same_start, heard, together
 from telic.compose.programs import may_read_gradients, started, with_loss
 from telic.compose.resume import Saving, Session
+from telic.compose.signals import Unsaved
 from telic.compose.validation import begin
 from telic.data import as_source
 from telic.data.batches import as_stateful
@@ -275,9 +276,15 @@ def _begin(
         plans=getattr(program, "plans", False),
         leftover=leftover,
         debug=request.debug,
-        keeper=metering.keeper(session),
+        keeper=_keeper(parts) if session is None else metering.keeper(session),
         events=parts.events,
     )
+
+
+def _keeper(parts: Parts) -> Unsaved | None:
+    """Give what ends a run that is not saved. An evaluation ends with the training that it is a part of."""
+    processes = parts.placement.processes
+    return None if processes.count == 1 or isinstance(parts.program, EvalStep) else Unsaved(processes)
 
 
 def _make_driver(parts: Parts, program: StepProgram, request: Request, metering: Unmetered) -> StepDriver:

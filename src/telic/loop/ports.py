@@ -235,8 +235,8 @@ class Processes(Protocol):
         """Give every process's value, in their order; all call it, in the same order."""
         ...
 
-    def stops(self, count: int) -> bool:
-        """Say whether a process was told to end, the same in all of them; `count` is how often it was asked."""
+    def stops(self) -> bool:
+        """Say whether a process was told to end, the same in all of them, which ask equally often."""
         ...
 
     @property

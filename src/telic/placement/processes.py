@@ -42,9 +42,8 @@ class OneProcess:
         del what
         return [value]
 
-    def stops(self, count: int) -> bool:
+    def stops(self) -> bool:
         """Give False: a signal to this process is its own affair."""
-        del count
         return False
 
 
@@ -115,9 +114,11 @@ class ManyProcesses:
                 "ended, is much slower than the others, or does something else. Look at what it said last"
             ) from error
 
-    def stops(self, count: int) -> bool:
-        """Say whether a process got SIGTERM: True at the same count in all of them, and once."""
-        return multihost_utils.reached_preemption_sync_point(count)
+    def stops(self) -> bool:
+        """Say whether a process got SIGTERM: True at the same call in all of them, and once."""
+        global _asked
+        _asked += 1
+        return multihost_utils.reached_preemption_sync_point(_asked)
 
     @property
     def post(self) -> Post:
@@ -182,6 +183,9 @@ def _key(number: int, index: int) -> str:
 
 _exchanges = 0
 """Exchanges of this process so far: what is told belongs to those of one number."""
+
+_asked = 0
+"""How often this process has asked whether one got SIGTERM: JAX agrees on one of these numbers."""
 
 
 def all_processes() -> Processes:

@@ -27,7 +27,7 @@ class Others:
     def exchange(self, what: str, value: Any) -> list[Any]:
         return [value, self._says.pop(0)]
 
-    def stops(self, count: int) -> bool:
+    def stops(self) -> bool:
         return False
 
 
