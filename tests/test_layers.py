@@ -21,7 +21,7 @@ LAYERS: dict[str, int] = {
     for layer, names in enumerate(
         [
             ["types", "errors"],
-            ["tree", "mean", "artifacts", "jsonable", "axes"],
+            ["tree", "mean", "artifacts", "jsonable", "places", "axes"],
             ["metrics", "losses", "advantages", "optimizers", "precision", "ema", "shard", "models"],
             ["contract"],
             ["train", "loop"],

@@ -140,4 +140,4 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> ValueError:
     """Build the error for a name that is not in a table, with the nearest one that is."""
     names = sorted(known)
     hint = closest(name, names) if isinstance(name, str) else ""
-    return ValueError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(names)}.")
+    return ValueError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(names) or 'none'}.")

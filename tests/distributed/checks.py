@@ -364,7 +364,7 @@ def indivisible(place: Path) -> Any:
     return fails(lambda: small().fit(rows, epochs=1, log_every=0), ShapeError)
 
 
-FIFTY = ("decoder", "digits")
+FIFTY = ("decoder", "digits", "dit")
 EIGHT: dict[str, Callable[[Path], Any]] = {
     **{name: fifty(name, telic.MeshSpec(data=2, fsdp=4)) for name in FIFTY},
     "indivisible": indivisible,

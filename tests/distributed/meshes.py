@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from flax import linen as nn
 import telic
 from benchmarks.scale import traffic_of
 from telic import tree
+from telic.compose.fitting import step_bytes
 from telic.contract import as_result
 from telic.data import columns
+from telic.driver import compile_step
 from telic.metrics import Metric
 from telic.models import Decoder, DecoderConfig
 from telic.objectives import LMObjective
@@ -159,6 +162,35 @@ def exchanged() -> float:
     return sum(traffic_of(program.as_text(), 8).values()) / num_bytes
 
 
+def sliced() -> dict[str, Any]:
+    """Train in slices on one device and on eight; let a limit choose the slices, and count operations of a step."""
+    rng = np.random.default_rng(0)
+    batch = (rng.normal(size=(2048, 16)).astype(np.float32), rng.normal(size=(2048, 2)).astype(np.float32))
+    model = nn.Sequential([nn.Dense(512), nn.relu, nn.Dense(2)])
+    found: dict[str, Any] = {}
+    for name, mesh in (("one", None), ("eight", telic.MeshSpec())):
+        made = telic.Trainer(telic.supervised(model, "mse"), "sgd", key=0, mesh=mesh, microbatch=512)
+        placement = placement_for(mesh, None)
+        step = made.train_step().bind(batch)
+        start = jax.eval_shape(step.initial_state, step.objective.initializer, step.key)
+        cost = compile_step(step, start, batch, placement).cost_analysis()
+        end = made.fit([batch] * 3, log_every=0)
+        needs = {
+            size: step_bytes(replace(step, microbatch=size), start, batch, placement) for size in (2048, 1024, 512)
+        }
+        auto = telic.Trainer(
+            telic.supervised(model, "mse"), "sgd", key=0, mesh=mesh, microbatch="auto", memory_limit_bytes=needs[512]
+        )
+        found[name] = {
+            "flops": cost["flops"],
+            "weights": float(sum(jnp.abs(x).sum() for x in jax.tree.leaves(end.variables))),
+            "bytes": list(needs.values()),
+            "chosen": auto.train_step(batch).microbatch,
+            "said": str(auto.check([batch])),
+        }
+    return found
+
+
 def host_metric() -> float:
     """Compute a metric on the host from outputs that lie on eight devices."""
     rows: list[int] = []
@@ -252,6 +284,7 @@ def main(directory: str) -> None:
                 "placements": placements(),
                 "host metric": host_metric(),
                 "exchanged": exchanged(),
+                "sliced": sliced(),
             }
         )
     )

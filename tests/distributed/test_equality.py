@@ -23,15 +23,15 @@ def check(results: Any, mesh: str, steps: int) -> None:
 
 def test_a_decoder_trains_the_same_on_eight_devices(equal: Any) -> None:
     """Catches a mean over each device's own rows, an update of a part of a leaf, and a remainder counted twice."""
-    check(equal("decoder", 20, QUICK)["results"], QUICK[1], 20)
+    check(equal("decoder", 20, QUICK), QUICK[1], 20)
 
 
 def test_a_sharded_state_is_in_parts(equal: Any) -> None:
     """Catches a layout that is looked at and not followed: every device would hold everything."""
-    bytes_of = equal("decoder", 20, QUICK)["parts"]
-    here, whole = bytes_of["one"]
+    results = equal("decoder", 20, QUICK)
+    here, whole = results["one"]["bytes"]
     assert here == whole
-    assert bytes_of["fsdp x tensor"][0] < whole / 1.8
+    assert results["fsdp x tensor"]["bytes"][0] < whole / 1.8
 
 
 @pytest.mark.slow
@@ -39,7 +39,7 @@ def test_a_sharded_state_is_in_parts(equal: Any) -> None:
 @pytest.mark.parametrize("problem", ["digits", "decoder", "dit"])
 def test_fifty_steps_are_the_same_on_every_mesh(problem: str, mesh: str, equal: Any) -> None:
     """Catches BatchNorm over a device's own rows, dropout that differs by device, and one bad shard kept elsewhere."""
-    results = equal(problem, 50, ALL)["results"]
+    results = equal(problem, 50, ALL)
     check(results, mesh, 50)
     # No row of tokens can be spoilt.
     assert (results[mesh]["rejected"] > 0) == (problem != "decoder")
@@ -49,7 +49,6 @@ def test_fifty_steps_are_the_same_on_every_mesh(problem: str, mesh: str, equal: 
 @pytest.mark.parametrize(("mesh", "share"), [("data", 1), ("fsdp", 6), ("data x fsdp", 3), ("fsdp x tensor", 1.8)])
 def test_each_mesh_splits_the_state_as_it_says(mesh: str, share: float, equal: Any) -> None:
     """Catches copies where there should be parts, and parts where there should be copies."""
-    bytes_of = equal("dit", 50, ALL)["parts"]
-    here, whole = bytes_of[mesh]
+    here, whole = equal("dit", 50, ALL)[mesh]["bytes"]
     assert here <= whole / share
     assert (here == whole) == (mesh == "data")

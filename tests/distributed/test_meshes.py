@@ -94,3 +94,14 @@ def test_a_step_gathers_weights_and_not_activations(said: Any) -> None:
     two copies a quarter of them is summed: 3.25 times the parameters. The rest is the embedding's few activations.
     """
     assert said["exchanged"] < 4.5
+
+
+def test_slices_of_a_batch_are_spread_over_the_devices(said: Any) -> None:
+    """Catches slices that each lie on one device, which all devices compute, and a limit for a step of one device."""
+    one, eight = said["sliced"]["one"], said["sliced"]["eight"]
+    assert eight["weights"] == pytest.approx(one["weights"], rel=1e-5)
+    assert eight["flops"] < one["flops"] / 4
+    whole, half, quarter = eight["bytes"]
+    assert whole > half > quarter
+    assert (one["chosen"], eight["chosen"]) == (512, 512)
+    assert "512 of 2048 rows at once fit" in eight["said"]

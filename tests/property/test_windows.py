@@ -201,7 +201,7 @@ def _scalar(params: Any, batch: Any) -> Any:
 
 @pytest.mark.parametrize(("kind", "size"), [("mean", 5), ("terms", 5), ("own", 5), ("array", 4)])
 def test_slicing_a_batch_equals_the_whole(kind: str, size: int) -> None:
-    """Catches a remainder that is dropped (12 rows in slices of 5), also by the replay's stored slots."""
+    """Catches a remainder that is dropped (12 rows in slices of 5), also by the replay's stored slots (XS006)."""
     batch = batch_of(7, ROWS)
     step = step_of(KINDS[kind](), microbatch=size)
     result = jax.jit(step.step)(step.init(batch), batch)

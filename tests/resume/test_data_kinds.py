@@ -47,7 +47,7 @@ OPTIONS: dict[str, Any] = {"model": "linear", "records": 10, "accumulate": 1, "e
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_stopped_in_the_middle(kind: str, tmp_path: Path) -> None:
-    """Catches a position that is lost, off by one, or that of the first epoch, in each kind of data."""
+    """Catches a position that is lost, off by one, or that of the first epoch, in each kind of data (XS022)."""
     needs(kind)
     options = {**OPTIONS, "data": kind, "directory": str(tmp_path / "run")}
     whole = run(**{**options, "directory": None})

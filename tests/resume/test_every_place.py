@@ -61,7 +61,9 @@ def whole() -> dict[str, str] | None:
 
 @pytest.mark.parametrize("name", ["columns, 3 a window", "grain"])
 def test_resume_at_a_step_in_each_epoch(name: str, tmp_path: Path) -> None:
-    """Catches what is saved but not restored, or the reverse: layer state, moments, average, clock, position."""
+    """Catches what is saved but not restored, or the reverse: layer state, moments, average, clock, position
+    (XS018, XS025, XS106).
+    """
     options = SHORT[name]
     whole = run(directory=str(tmp_path / "whole"), keep=100, **options)
     assert whole is not None
@@ -79,7 +81,9 @@ def test_saving_changes_no_bit(whole: dict[str, str], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stop_at", [1, 7])
 def test_stopped_inside_a_window(stop_at: int, whole: dict[str, str], tmp_path: Path) -> None:
-    """Catches a window whose sums, masses or slot are lost when SIGTERM comes between its microbatches, and again."""
+    """Catches a window whose sums, masses or slot are lost when SIGTERM comes between its microbatches, and again
+    (S05, XS009).
+    """
     options: dict[str, Any] = {"records": 14, "directory": str(tmp_path / "run")}
     assert run(stop_at=stop_at, **options) is None
     # Twice in a row: a state that was restored must be one that can be saved.
@@ -88,7 +92,7 @@ def test_stopped_inside_a_window(stop_at: int, whole: dict[str, str], tmp_path: 
 
 
 def test_handlers_remember(tmp_path: Path) -> None:
-    """Catches an early stop or a plateau that counts its patience anew after each restart."""
+    """Catches an early stop or a plateau that counts its patience anew after each restart (XS133)."""
     options: dict[str, Any] = {"records": 8, "accumulate": 1, "early_stop": True, "epochs": 4}
     whole = run(directory=str(tmp_path / "whole"), keep=100, **options)
     assert whole is not None

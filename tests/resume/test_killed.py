@@ -53,7 +53,7 @@ def lines(log: Path) -> list[dict[str, Any]]:
 
 def test_killed_stopped_and_started_again(tmp_path: Path) -> None:
     """Catches whatever a process takes with it: kill -9 while a save is half written and while an old one is deleted,
-    SIGTERM inside a window, Ctrl-C; the log of metrics must read as if nothing had happened.
+    SIGTERM inside a window, Ctrl-C; the log of metrics must read as if nothing had happened (XS133).
     """
     directory, log = tmp_path / "run", tmp_path / "metrics.jsonl"
     options: dict[str, Any] = {**SMALL, "record": str(log)}
@@ -136,7 +136,7 @@ def test_killed_at_random(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_second_signal_ends_at_once(tmp_path: Path) -> None:
-    """Catches a process that cannot be ended while it saves, and one whose older checkpoint suffers from it."""
+    """Catches a process that cannot be ended while it saves, and one whose older checkpoint suffers from it (XS134)."""
     directory = tmp_path / "run"
     options: dict[str, Any] = {**SMALL, "pause": 0.5}
     process = start(directory=str(directory), **options)

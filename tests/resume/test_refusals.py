@@ -135,7 +135,7 @@ def test_other_batches_are_refused(tmp_path: Path) -> None:
 
 
 def test_data_that_cannot_come_back_is_refused(tmp_path: Path) -> None:
-    """Catches checkpoints of a position that no later process can reach: said before the first step."""
+    """Catches checkpoints of a position that no later process can reach: said before the first step (XS022)."""
     used = []
 
     def batches() -> Iterator[Any]:
@@ -201,7 +201,7 @@ def test_the_run_holds_its_directory(tmp_path: Path) -> None:
     ("number", "kind", "code"), [(signal.SIGTERM, Preempted, 143), (signal.SIGINT, Interrupted, 130)]
 )
 def test_signals(number: signal.Signals, kind: type[BaseException], code: int, tmp_path: Path) -> None:
-    """Catches a signal that loses the step it came in, fires no event, or leaves its handler behind."""
+    """Catches a signal that loses the step it came in, fires no event, or leaves its handler behind (XS135)."""
     seen: list[str | None] = []
     before = signal.getsignal(number)
     loop = trainer(tmp_path).loop(log=0)
@@ -300,7 +300,9 @@ def test_an_early_stop_stays_stopped(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_weights_alone(tmp_path: Path) -> None:
-    """Catches a warm start from the newest weights where the best were asked for, or from a damaged one."""
+    """Catches a warm start from the newest weights where the best were asked for, or from a damaged one; weights that
+    cannot be read when the run has just ended (XS051, XS053).
+    """
     from telic.checkpoints import load_variables
 
     options: dict[str, Any] = {"keep": 10, "keep_best": 1, "metric": "loss", "mode": "min"}

@@ -103,7 +103,7 @@ def test_the_variable_is_the_only_way_in(here: Path, monkeypatch: pytest.MonkeyP
     """Catches a run that goes elsewhere without being asked, and a variable that is obeyed though it is damaged."""
     monkeypatch.delenv(VARIABLE, raising=False)
     assert rehearsal() is None
-    assert placed("runs/first") == Path("runs/first")
+    assert placed("runs/first") == here / "runs" / "first"
     asked = Rehearsal(here / "r", kill_after=3, end=End(here / "r" / "x", 5, closed=True))
     monkeypatch.setenv(VARIABLE, asked.environment()[VARIABLE])
     assert rehearsal() == asked

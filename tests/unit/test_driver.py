@@ -73,7 +73,8 @@ def test_a_smaller_last_batch_is_a_second_program_and_told_once() -> None:
 
 
 def test_the_step_is_traced_once_for_a_shape() -> None:
-    """Catches going through the user's Python, and its gradient, once to check a step and again to compile it.
+    """Catches going through the user's Python, and its gradient, once to check a step and again to compile it, or
+    once for each step of a dispatch (XS090).
 
     The forward pass is gone through once more, to see what the masses read.
     """
@@ -254,7 +255,7 @@ def test_captured_model_weights_are_an_error() -> None:
 
 
 def test_the_hot_path_moves_nothing_implicitly() -> None:
-    """Row 31: a Python number or a host array that reaches the device unasked in each step."""
+    """Row 31, XS108: a Python number or a host array that reaches the device unasked in each step."""
     step = telic.train_step((lambda key, x: {"w": jnp.ones(3)}, lambda p, x: x @ p["w"]), "mean_squared_error", "adam")
     batch = (np.ones((2, 3), np.float32), np.ones(2, np.float32))
     program = step.bind(batch)

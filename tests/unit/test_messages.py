@@ -30,6 +30,16 @@ def make(loss: Any = "mse", optimizer: Any = "adam", *, model: Any = None, **opt
     return telic.trainer(nn.Dense(2) if model is None else model, loss, optimizer, log=0, **options)
 
 
+class Says(telic.Objective):
+    """Gives text beside its loss."""
+
+    def init(self, key: Any, variables: Any = None) -> Any:
+        return {"params": {"w": jnp.zeros(3)}}
+
+    def loss(self, variables: Any, batch: Any, step: Any) -> Any:
+        return (batch[0] @ variables["params"]["w"]).mean(), telic.Aux(outputs={"kind": "digits"})
+
+
 NEAREST: dict[str, tuple[Callable[[], Any], str, str]] = {
     "loss": (lambda: make("mean_square_error"), "unknown loss 'mean_square_error'", "mean_squared_error"),
     "loss in a list": (lambda: make([("mean_square_error", 1.0)]), "unknown loss", "mean_squared_error"),
@@ -115,6 +125,19 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
             columns((X, Y), batch=4), eval_every="epoch", log_every=0
         ),
         "held_out=",
+    ),
+    "an option that XLA lacks": (
+        lambda: make().run(BATCH, compiler_options={"nope": 1}),
+        r"compiler_options: XLA here \(.*\) knows no option 'nope' with the value 1",
+    ),
+    "an option that is no value": (lambda: make().run(BATCH, compiler_options={"nope": [1]}), "no option 'nope'"),
+    "text beside a loss": (
+        lambda: telic.Trainer(Says(), "sgd", key=0).fit(BATCH, log_every=0),
+        r"Says: Aux\.outputs holds str 'digits' at 'kind'",
+    ),
+    "an event nobody registered": (
+        lambda: make().handle_event("started", lambda s: s.fire("mine")).run(BATCH),
+        r"unknown event 'mine'\. Known: none\.",
     ),
     "a raw step without a start": (lambda: telic.Loop(lambda s, b: s).run(BATCH), r"telic\.Loop\(step, init\)"),
 }

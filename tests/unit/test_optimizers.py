@@ -283,7 +283,7 @@ def test_each_leaf_follows_the_first_rule_that_names_it() -> None:
 
 
 def test_leaves_that_are_none_take_no_part() -> None:
-    """A frozen leaf, None in the trainable tree, that needs a rule or breaks the update."""
+    """XS145: a frozen leaf, None in the trainable tree, that needs a rule or breaks the update."""
     optimizer = optimizers.by_path({"**/bias": "sgd", "**/kernel": "adam"})
     params = {"encoder": {"kernel": jnp.ones(2), "bias": None}, "head": {"kernel": None, "bias": jnp.ones(2)}}
     state = optimizer.init(params)
@@ -359,7 +359,7 @@ def test_schedules_have_the_seeds_values(schedule: Any, expected: list[float]) -
 
 @pytest.mark.parametrize(("shape", "half"), [("cosine", 0.5), ("linear", 0.5), ("sqrt", 1 - 0.5**0.5)])
 def test_shapes_of_the_final_decay(shape: Any, half: float) -> None:
-    """A decay that starts early or does not reach its end."""
+    """XS078: a decay that starts early or does not reach its end."""
     schedule = optimizers.warmup_stable_decay(1.0, warmup=2, steps=20, decay_steps=8, end_value=0.2, decay=shape)
     expected = [0.2, 0.6, 1.0, 1.0, 1.0, 0.2 + 0.8 * half, 0.2, 0.2]
     np.testing.assert_allclose([float(schedule(n)) for n in (0, 1, 2, 11, 12, 16, 20, 30)], expected, rtol=1e-6)

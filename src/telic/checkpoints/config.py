@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from telic.checkpoints.files import Order
+from telic.places import local
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class Checkpoints:
       check_data: Refuse to continue when the next batch is not the one that would have come. Turn it off for data that
         is random by itself; the run then continues, with other bits.
     Raises:
-      ValueError: A count is no positive integer, or `keep_best` comes without metric and mode.
+      ValueError: A count is no positive integer, `keep_best` comes without metric and mode, or `directory` is the
+        address of a bucket: mount it.
     Example:
       >>> Checkpoints("runs/first", every=500).keep
       2
@@ -56,7 +58,7 @@ class Checkpoints:
         check_data: bool = True,
         keep_every: int | None = None,
     ):
-        put: dict[str, Any] = {"directory": Path(directory), "keep": keep, "every": every, "keep_best": keep_best}
+        put: dict[str, Any] = {"directory": local(directory), "keep": keep, "every": every, "keep_best": keep_best}
         put |= {"metric": metric, "mode": mode, "check_data": check_data, "keep_every": keep_every}
         for name, value in put.items():
             object.__setattr__(self, name, value)

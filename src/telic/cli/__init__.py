@@ -53,7 +53,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _spell_out() -> None:
-    """Let a character that the console's encoding lacks be written as an escape, and not end the command."""
+    """Let a character that the console's encoding lacks be written as an escape, and not end the command.
+
+    A stream that whoever started the command has closed takes what is written and keeps nothing.
+    """
+    if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison] Python's, where it is closed
+        sys.stdout = open(os.devnull, "w")
+    if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison] as above
+        sys.stderr = open(os.devnull, "w")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")

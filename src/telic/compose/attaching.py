@@ -11,7 +11,7 @@ from telic import losses
 from telic import metrics as metric_table
 from telic.compose.programs import as_program, has_loss
 from telic.compose.recording import RunFile
-from telic.compose.resume import Saving
+from telic.compose.saving import Saving
 from telic.display import Recorder
 from telic.display.figures import Confusion
 from telic.display.plots import Plot
@@ -19,7 +19,7 @@ from telic.driver import Listener
 from telic.errors import TelicError
 from telic.handlers import Checkpoint, Monitor, record_name
 from telic.loop import events as ev
-from telic.loop.engine import Attachment, Handler
+from telic.loop.attachments import Attachment, Handler
 from telic.loop.filters import Filter, always, as_filter
 from telic.loop.ports import Placement
 from telic.loop.reducers import RESERVED, Reducer

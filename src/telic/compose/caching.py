@@ -9,6 +9,8 @@ from typing import Any
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
+from telic.places import local
+
 VARIABLE = "TELIC_COMPILE_CACHE"
 """Environment variable that names the directory for runs that do not say otherwise."""
 
@@ -26,13 +28,13 @@ def cache_directory(compile_cache: Any) -> Path | None:
     """
     if compile_cache is None:
         named = os.environ.get(VARIABLE, "")
-        return Path(named).expanduser() if named else None
+        return local(named).expanduser() if named else None
     if isinstance(compile_cache, bool):
         home = os.environ.get("XDG_CACHE_HOME", "") or "~/.cache"
         return Path(home).expanduser() / "telic" / "programs" if compile_cache else None
     if not isinstance(compile_cache, str | os.PathLike) or not os.fspath(compile_cache):
         raise TypeError(f"compile_cache is a directory, True or False, got {compile_cache!r}")
-    return Path(compile_cache).expanduser()
+    return local(compile_cache).expanduser()
 
 
 @contextmanager

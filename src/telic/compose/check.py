@@ -111,7 +111,7 @@ def check_training(
         return _report(found)
     if memory is not None:
         unsliced, budget = step, memory
-        sliced = found.attempt("microbatch", lambda: _sliced(unsliced, where.whole(batch), budget))
+        sliced = found.attempt("microbatch", lambda: _sliced(unsliced, where.whole(batch), budget, where))
         if sliced is None:
             return _report(found)
         step = sliced
@@ -130,10 +130,10 @@ def check_training(
     return _report(found)
 
 
-def _sliced(step: TrainStep, batch: Batch, memory: Budget) -> tuple[str, TrainStep]:
-    fit = fitted(step.bind(batch), batch, memory, LoopState())
+def _sliced(step: TrainStep, batch: Batch, memory: Budget, where: Placement) -> tuple[str, TrainStep]:
+    fit = fitted(step.bind(batch), batch, memory, LoopState(), where)
     rows = tree.leading_dimension(batch)
-    return f"{fit.microbatch or rows} of {rows} rows at once fit {byte_text(memory.limit())}", fit
+    return f"{fit.microbatch or rows} of {rows} rows at once fit {byte_text(memory.limit(where))}", fit
 
 
 def _report(found: _Findings) -> CheckReport:

@@ -5,7 +5,7 @@ from typing import Any
 
 from telic.compose.recording import seed_of
 from telic.loop import events as ev
-from telic.loop.engine import Attachment
+from telic.loop.attachments import Attachment
 from telic.loop.filters import always
 
 _NAMED = 8

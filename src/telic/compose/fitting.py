@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from telic import tree
 from telic.driver import compile_step
 from telic.errors import ShapeError
+from telic.loop.ports import Placement
 from telic.loop.state import LoopState
 from telic.profiling import Memory, byte_text, memory_of
 from telic.train.step import TrainStep
@@ -48,14 +49,21 @@ class Budget:
         if limit is not None and limit < 1:
             raise ValueError(f"memory_limit_bytes must be at least 1, got {limit}")
 
-    def limit(self) -> int:
-        """Give the bytes there are: those given, or most of what the device has."""
+    def limit(self, placement: Placement) -> int:
+        """Give the bytes there are for a step on each device: those given, or most of what it has.
+
+        Where the device is the machine, all devices of a mesh share what it has. Of several processes the least counts.
+        """
+        return min(placement.processes.exchange("the memory of a device", self._own_limit(placement)))
+
+    def _own_limit(self, placement: Placement) -> int:
         if self.limit_bytes is not None:
             return self.limit_bytes
         found = _device_bytes()
         if found is not None:
             return int(DEVICE_SHARE * found)
-        return int(HOST_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        sharing = 1 if placement.shardings(()) is None else jax.local_device_count()
+        return int(HOST_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / sharing)
 
 
 def _device_bytes() -> int | None:
@@ -65,7 +73,7 @@ def _device_bytes() -> int | None:
     return None if not limit else int(limit)
 
 
-def fitted(program: TrainStep, batch: Batch, budget: Budget, state: LoopState) -> TrainStep:
+def fitted(program: TrainStep, batch: Batch, budget: Budget, state: LoopState, placement: Placement) -> TrainStep:
     """Give a step that slices its batches into the largest microbatches whose step fits a budget.
 
     The gradient of a batch is the same for any slicing, to float32 rounding. The rows chosen are noted in the state,
@@ -73,9 +81,10 @@ def fitted(program: TrainStep, batch: Batch, budget: Budget, state: LoopState) -
 
     Args:
       program: The step, bound to its shapes.
-      batch: A batch, of which the shapes are looked at.
+      batch: A batch of all processes, of which the shapes are looked at.
       budget: What there is.
       state: Where the rows are noted.
+      placement: Where state and batch lie: memory is that of one device. Its devices divide the slices.
     Raises:
       ShapeError: The batch has no rows to slice.
       ValueError: Not even one row at a time fits.
@@ -85,8 +94,11 @@ def fitted(program: TrainStep, batch: Batch, budget: Budget, state: LoopState) -
     if noted is None:
         shapes = tree.shape_structs(batch)
         start = jax.eval_shape(program.initial_state, program.objective.initializer, program.key)
-        chosen, need = largest_fit(rows, lambda size: step_bytes(_sliced(program, size, rows), start, shapes), budget)
-        del need
+
+        def need_of(size: int) -> int:
+            return step_bytes(_sliced(program, size, rows), start, shapes, placement)
+
+        chosen, _ = largest_fit(rows, need_of, budget.limit(placement), multiple=placement.divides)
         noted = state.handler_state[RECORD] = {"rows": chosen, "of": rows}
     return _sliced(program, int(noted["rows"]), int(noted["of"]))
 
@@ -107,34 +119,35 @@ def _rows(batch: Batch) -> int:
     return int(rows)
 
 
-def step_bytes(program: TrainStep, state: PyTree, batch: Batch) -> int:
-    """Compile a step on shapes and give the bytes it needs: state, batches and scratch.
+def step_bytes(program: TrainStep, state: PyTree, batch: Batch, placement: Placement) -> int:
+    """Compile a step on shapes and give the bytes it needs on one device: state, batches and scratch.
 
     Raises:
       NotImplementedError: The backend does not say what a program needs.
     """
-    memory = memory_of(compile_step(program, state, batch))
+    memory = memory_of(compile_step(program, state, batch, placement))
     if memory is None:
         raise NotImplementedError(
             "this backend does not say what memory a program needs, so microbatch='auto' cannot choose: give a number"
         )
-    return memory.peak_bytes + _WAITING * _num_bytes(batch)
+    return memory.peak_bytes + _WAITING * _num_bytes(batch) // placement.divides
 
 
-def largest_fit(rows: int, need_of: Callable[[int], int], budget: Budget) -> tuple[int, int]:
-    """Give the largest divisor of `rows` whose need is within a budget, and that need in bytes.
+def largest_fit(rows: int, need_of: Callable[[int], int], limit: int, *, multiple: int = 1) -> tuple[int, int]:
+    """Give the largest divisor of `rows` whose need is within a limit, and that need in bytes.
 
-    Divisors alone are tried, since a smaller last slice would be a second program inside the first. Need grows with
-    the size, so that about log2 of the number of divisors are asked.
+    Divisors alone are tried, since a smaller last slice would be a second program inside the first; of these the
+    multiples of a number, where it divides the rows. Need grows with the size, so that about log2 of their number are
+    asked.
 
     Raises:
       ValueError: One row needs more than there is.
     """
-    limit = budget.limit()
     need = need_of(rows)
     if need <= limit:
         return rows, need
-    sizes = [d for d in range(1, rows) if rows % d == 0]
+    least = multiple if rows % multiple == 0 else 1
+    sizes = [d for d in range(least, rows, least) if rows % d == 0]
     found: tuple[int, int] | None = None
     low, high = 0, len(sizes) - 1
     while low <= high:
@@ -146,7 +159,8 @@ def largest_fit(rows: int, need_of: Callable[[int], int], budget: Budget) -> tup
             high = middle - 1
     if found is None:
         raise ValueError(
-            f"microbatch='auto': a step on one row at a time needs {byte_text(need)}, and there are "
+            f"microbatch='auto': a step on {'one row' if least == 1 else f'{least} rows'} at a time needs "
+            f"{byte_text(need)} on a device, and there are "
             f"{byte_text(limit)}: raise memory_limit_bytes, train fewer parameters (trainable=), or hold them in a "
             "narrower dtype (precision=)"
         )

@@ -1,7 +1,7 @@
 """The handlers that judge a run: validation, and what acts on how a metric goes."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Self
 
@@ -15,7 +15,7 @@ from telic.display.previews import as_previews
 from telic.errors import ContractError
 from telic.handlers import Checkpoint, EarlyStop, Monitor, ReduceRate, as_mode
 from telic.loop import events as ev
-from telic.loop.engine import Attachment, Handler
+from telic.loop.attachments import Attachment, Handler
 from telic.loop.filters import Filter, always, as_filter
 from telic.loop.ports import StepProgram
 from telic.loop.reducers import Reducer
@@ -51,7 +51,8 @@ class Judging(Attaching):
         name, event and filter of its own.
 
         Args:
-          data: Batches that can be read many times, or a Dataset, whose `val` is used.
+          data: Batches that can be read many times, or a Dataset, whose `val` is used; or ``{name: data}`` for several
+            sets, each as if given by itself with that `name`.
           model: What to evaluate; by default this loop's own objective. An Objective, an evaluation step, or a model.
           event: When to evaluate.
           filter: At which firings.
@@ -65,6 +66,13 @@ class Judging(Attaching):
           ValueError: A validation of that name is attached already.
         """
         self._check_idle()
+        if isinstance(data, Mapping) and _are_sets(data):
+            if name is not None:
+                raise ValueError(f"the sets {', '.join(map(str, data))} have names of their own: leave name= out")
+            options: dict[str, Any] = {"event": event, "filter": filter, "averaged": averaged, "limit": limit}
+            for one, held_out in data.items():
+                self.validate(held_out, model=model, name=one, metrics=metrics, preview=preview, **options)
+            return self
         program = self._evaluation(model, averaged)
         prefix = "validation_" if name is None else f"validation_{name}_"
         if any(v.prefix == prefix for v in validations_of(self._attachments)):
@@ -320,3 +328,9 @@ class Judging(Attaching):
                 model = replace(model, averaged=True)
             return model
         return EvalStep(model if isinstance(model, Objective) else as_objective(None, model), averaged=averaged)
+
+
+def _are_sets(data: Mapping[Any, Any]) -> bool:
+    """Say whether a mapping holds data sets by name: one of a batch's fields, or of arrays, is a batch or columns."""
+    is_batch = set(data) <= {"inputs", "targets", "weights"} or any(hasattr(value, "shape") for value in data.values())
+    return not is_batch

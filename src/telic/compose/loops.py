@@ -17,14 +17,15 @@ from telic.compose.describing import drawing, loop_line
 from telic.compose.fitting import Budget
 from telic.compose.judging import Judging
 from telic.compose.metering import Reporter, as_reporter
-from telic.compose.resume import as_saving
 from telic.compose.runs import Parts, Request, run_loop
+from telic.compose.saving import as_saving
 from telic.compose.showing import Showing
 from telic.compose.validation import Validation, check_average, check_evaluated, validations_of
 from telic.display.plots import Plot
 from telic.errors import TelicError, closest
 from telic.loop import events as ev
-from telic.loop.engine import Attachment, check_totals
+from telic.loop.attachments import Attachment
+from telic.loop.engine import check_totals
 from telic.loop.ports import Placement
 from telic.loop.state import LoopState
 from telic.placement import check_mesh, placement_for

@@ -20,7 +20,7 @@ from telic.compose.recording import memory
 from telic.compose.resume import Session
 from telic.driver import Listener, StepDriver
 from telic.jsonable import as_json
-from telic.loop.engine import Attachment
+from telic.loop.attachments import Attachment
 from telic.loop.ports import Meter, Source, StepProgram
 from telic.profiling import (
     STEP_PARTS,

@@ -10,7 +10,7 @@ from telic import tree
 from telic.compose.recording import RunFile
 from telic.errors import ContractError, ProcessError
 from telic.handlers import Checkpoint
-from telic.loop.engine import Attachment
+from telic.loop.attachments import Attachment
 from telic.loop.ports import Placement
 from telic.types import Batch
 

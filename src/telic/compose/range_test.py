@@ -14,6 +14,7 @@ import numpy as np
 
 from telic.compose.names import make_trainer
 from telic.contract import Objective
+from telic.display.figures import check_format
 from telic.display.rates import draw_rates
 from telic.errors import ContractError
 from telic.loop import events as ev
@@ -51,7 +52,12 @@ class RangeTest:
     diverged: bool
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw loss against rate, the suggestion marked; the format is that of the path's suffix."""
+        """Draw loss against rate, the suggestion marked; the format is that of the path's suffix.
+
+        Raises:
+          ValueError: The suffix is no format of pictures.
+        """
+        check_format(path)
         draw_rates(self.rates, self.losses, self.smoothed, path, suggestion=self.suggestion)
 
     def __str__(self) -> str:

@@ -20,8 +20,8 @@ import jax
 import numpy as np
 
 from telic import tree
+from telic.compose.identity import configuration
 from telic.compose.programs import described
-from telic.compose.resume import configuration
 from telic.display.previews import write_text
 from telic.jsonable import as_json
 from telic.loop import events as ev

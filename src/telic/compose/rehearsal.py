@@ -17,9 +17,10 @@ from typing import Any
 
 from telic.checkpoints.config import Checkpoints
 from telic.loop import events as ev
-from telic.loop.engine import Attachment
+from telic.loop.attachments import Attachment
 from telic.loop.filters import once
 from telic.loop.ports import State
+from telic.places import local
 
 VARIABLE = "TELIC_REHEARSAL"
 """Environment variable with a rehearsal as JSON."""
@@ -113,9 +114,13 @@ def rehearsal() -> Rehearsal | None:
 
 
 def placed(path: str | os.PathLike[str]) -> Path:
-    """Give where a file of the program goes: where it says, or in the rehearsal."""
+    """Give where a file of the program goes: where it says, or in the rehearsal; also when it changes its directory.
+
+    Raises:
+      ValueError: It is an address.
+    """
     asked = rehearsal()
-    return Path(path) if asked is None else asked.place(path)
+    return local(path).absolute() if asked is None else asked.place(path)
 
 
 @cache

@@ -8,26 +8,27 @@ import contextlib
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from telic import tree
 from telic.checkpoints import plain
-from telic.checkpoints.config import Checkpoints, check_count
 from telic.checkpoints.directory import Found, RunDirectory, Saved, versions
 from telic.checkpoints.following import FollowedDirectory
 from telic.checkpoints.leaves import Leaf, fill, named
 from telic.checkpoints.parts import Held, Parted
 from telic.checkpoints.points import reach
+from telic.compose.identity import configuration, said
 from telic.compose.rehearsal import Rehearsal, rehearsal
+from telic.compose.saving import Saving
 from telic.compose.signals import Signals
+from telic.compose.taking import held_parts, hold, is_in_parts, taken
 from telic.display import Recorder
 from telic.errors import CheckpointError, DataError, Interrupted, MismatchError, Preempted, ProcessError
 from telic.loop import events as ev
-from telic.loop.engine import Attachment
+from telic.loop.attachments import Attachment
 from telic.loop.events import EVENTS, Counts
 from telic.loop.filters import always, every
 from telic.loop.ports import Placement, Source, StepProgram
@@ -36,49 +37,7 @@ from telic.placement import SingleDevice
 from telic.train.state import TrainState
 from telic.types import Batch, PyTree
 
-Resume = Literal["auto", "never", "must"]
-
 _WINDOW = "state/learner/window"
-
-
-@dataclass(frozen=True)
-class Saving:
-    """What a loop is told about checkpoints.
-
-    Attributes:
-      config: Where, and which stay.
-      resume: "auto" continues when there is a checkpoint, "must" insists on one, "never" begins anew and sets those
-        there are aside.
-    """
-
-    config: Checkpoints
-    resume: Resume = "auto"
-
-    def __post_init__(self) -> None:
-        if self.resume not in ("auto", "never", "must"):
-            raise ValueError(f"resume must be 'auto', 'never' or 'must', got {self.resume!r}")
-
-
-def as_saving(checkpoints: Checkpoints | None, checkpoint_every: int | None, resume: str) -> Saving | None:
-    """Give what a loop is told, from the options of a trainer.
-
-    Raises:
-      ValueError: `checkpoint_every` or `resume` asks for checkpoints and nothing says where they go.
-      TypeError: `checkpoints` is none.
-    """
-    if checkpoints is None:
-        if checkpoint_every is not None or resume == "must":
-            asked = f"checkpoint_every={checkpoint_every}" if checkpoint_every is not None else "resume='must'"
-            raise ValueError(f"{asked} needs a place: give Trainer(checkpoints=telic.Checkpoints('runs/name'))")
-        if resume not in ("auto", "never"):
-            raise ValueError(f"resume must be 'auto', 'never' or 'must', got {resume!r}")
-        return None
-    if not isinstance(checkpoints, Checkpoints):  # pyright: ignore[reportUnnecessaryIsInstance] users' input
-        raise TypeError(f"checkpoints takes telic.Checkpoints('runs/name'), got {checkpoints!r}")
-    if checkpoint_every is not None:
-        check_count("checkpoint_every", checkpoint_every, least=1)
-        checkpoints = replace(checkpoints, every=checkpoint_every)
-    return Saving(checkpoints, resume)  # pyright: ignore[reportArgumentType] checked there
 
 
 @dataclass
@@ -306,7 +265,7 @@ class Session:
         there: dict[str, Any] = saved.body.get("configuration", {})
         inside = self.cursor().iteration > 0
         lines = [
-            f"  {name}: {_said(there.get(name))} in the checkpoint, {_said(value)} in this run"
+            f"  {name}: {said(there.get(name))} in the checkpoint, {said(value)} in this run"
             for name, value in here.items()
             if there.get(name) != value and (name != "accumulate" or inside)
         ]
@@ -471,7 +430,7 @@ class Session:
             flush()
         arrays: dict[str, Any] = {}
         score = self._score(state)
-        loop = plain.dump(_taken(state), "loop", arrays)
+        loop = plain.dump(taken(state), "loop", arrays)
         arrays |= named("state", state.step_state)
         body: dict[str, Any] = {
             "loop": loop,
@@ -483,7 +442,7 @@ class Session:
         held: dict[str, Any] = {}
         parts: dict[str, Held] = {}
         for name, leaf in arrays.items():
-            if _is_in_parts(leaf):
+            if is_in_parts(leaf):
                 parts[name] = held_parts(leaf)
                 continue
             value = self.placement.near(leaf)
@@ -538,99 +497,9 @@ def _in_saved_dtypes(like: PyTree, stored: Mapping[str, Leaf]) -> PyTree:
     )
 
 
-def configuration(program: StepProgram, state: PyTree) -> dict[str, Any]:
-    """Give what must be the same for a run to be the same run, beside the arrays' shapes."""
-    objective = getattr(program, "objective", None)
-    learner = state.opt_state if isinstance(state, TrainState) else state
-    return {
-        "objective": None if objective is None else type(objective).__name__,
-        # What has the same leaves under the same names is told apart by the names of its nodes.
-        "optimizer" if isinstance(state, TrainState) else "state": _node_names(jax.tree.structure(learner)),
-        "accumulate": program.period,
-    }
-
-
-def _node_names(structure: Any) -> list[str]:
-    """Give the names of the classes in a tree, such as ScaleByAdamState, in order."""
-    node = structure.node_data()
-    kind = None if node is None else node[0]
-    is_plain = kind in (None, type(None), dict, list, tuple)
-    below = [name for child in structure.children() for name in _node_names(child)]
-    return below if is_plain or kind is None else [kind.__name__, *below]
-
-
-def hold(leaf: Any) -> Any:
-    """Give a leaf that the next step cannot take away: its buffer is donated to it.
-
-    On the CPU it is a view, which waits for the step and copies nothing: the runtime copies a donated buffer that is
-    still looked at. Elsewhere it is a copy on the device, which waits for nothing.
-    """
-    if not isinstance(leaf, jax.Array):
-        return np.array(leaf)
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) or not leaf.is_fully_addressable:
-        return jnp.array(leaf, copy=True)
-    if all(device.platform == "cpu" for device in leaf.devices()) and len(leaf.devices()) == 1:
-        return np.asarray(leaf)
-    return jnp.array(leaf, copy=True)
-
-
-def _is_in_parts(leaf: Any) -> bool:
-    """Say whether no process has all of a leaf."""
-    return isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated)
-
-
-def held_parts(leaf: jax.Array) -> Held:
-    """Give those parts of a leaf that this process is to save: each is saved by one."""
-    return Held(
-        leaf.shape,
-        leaf.dtype.name,
-        [
-            (
-                tuple(one.indices(length)[0] for one, length in zip(shard.index, leaf.shape, strict=True)),
-                hold(shard.data),
-            )
-            for shard in leaf.addressable_shards
-            if shard.replica_id == 0
-        ],
-    )
-
-
-def _taken(state: LoopState) -> dict[str, Any]:
-    """Give the host's part of a run, from a state between two events."""
-    open_epoch = state.iteration > 0 and state.status is None
-    accumulators = state.read_accumulators() if open_epoch and state.read_accumulators is not None else None
-    return {
-        "epoch": state.epoch,
-        "max_epoch": state.max_epoch,
-        "iteration": state.iteration,
-        "max_iteration": state.max_iteration,
-        "total_iterations": state.total_iterations,
-        "max_steps": state.max_steps,
-        "metrics": {n: v for n, v in state.metrics.added.items()} if open_epoch else {},
-        "history": state.history,
-        "times": state.times,
-        "counts": state.counts.total,
-        "epoch_counts": state.counts.epoch,
-        "handler_state": state.handler_state,
-        "status": state.status,
-        "position": state.position,
-        "accumulators": accumulators,
-    }
-
-
 def _counts(found: Mapping[str, int]) -> dict[str, int]:
     return {event: found.get(event, 0) for event in EVENTS}
 
 
-def _said(value: Any) -> str:
-    """Give a field of a configuration for a message."""
-    if isinstance(value, list):
-        return ", ".join(map(str, cast(list[Any], value))) or "nothing of its own"
-    return repr(value)
-
-
 def _below(name: str, prefix: str) -> bool:
     return name == prefix or name.startswith(prefix + "/")
-
-
-__all__ = ["Resume", "Saving", "Session", "as_saving", "configuration", "hold"]

@@ -18,7 +18,8 @@ from telic.compose.fitting import Budget, fitted
 from telic.compose.metering import Metering, Reporter, Unmetered, unreported
 from telic.compose.processes import check_same_start, heard, together
 from telic.compose.programs import may_read_gradients, started, with_loss
-from telic.compose.resume import Saving, Session
+from telic.compose.resume import Session
+from telic.compose.saving import Saving
 from telic.compose.signals import Unsaved
 from telic.compose.validation import begin
 from telic.data import as_source
@@ -28,8 +29,9 @@ from telic.display.recorder import Recorder, write_batch
 from telic.driver import DriverOptions, Feeder, Listener, StepDriver
 from telic.errors import NonFiniteError
 from telic.loop import events as ev
+from telic.loop.attachments import Attachment, Plan
 from telic.loop.cursor import is_closed, settled
-from telic.loop.engine import Attachment, Engine, Plan
+from telic.loop.engine import Engine
 from telic.loop.ports import Draws, Placement, Position, Source, StepProgram, View
 from telic.loop.reducers import Reducer, reported
 from telic.loop.state import LoopState
@@ -224,7 +226,7 @@ def _begin(
     program = parts.program.bind(whole)
     parts.placement.learn(getattr(program, "objective", None))
     if parts.memory is not None and isinstance(program, TrainStep):
-        program = fitted(program, whole, parts.memory, cursor)
+        program = fitted(program, whole, parts.memory, cursor, parts.placement)
     program, start = started(program, whole, given, source)
     start = parts.placement.settle(start)
     if session is not None:

@@ -14,7 +14,7 @@ from telic.display.figures import Confusion
 from telic.display.lines import Stream, UpdatesLog
 from telic.display.plots import CharacterPlot, NotebookChart, Picture, Plot, check_notebook, is_notebook
 from telic.loop import events as ev
-from telic.loop.engine import Attachment
+from telic.loop.attachments import Attachment
 from telic.loop.filters import Filter, always, at_hand, every
 from telic.loop.state import LoopState
 from telic.trackers import Tracking, as_group
@@ -106,7 +106,8 @@ class Showing(Attaching):
           path: The run's directory; or a file whose name ends in ``.jsonl``, for the metrics alone.
           interval: Batches between lines of metrics; each epoch's end has one too, with those of validation.
           config: What ``run.json`` keeps as its settings: nested mappings of plain values, without secrets.
-          gradient_norm: Keep the norm of the gradient with each line. It is a probe, so the step runs once more for it.
+          gradient_norm: Keep the norm of the gradient with each line, before the optimizer clips it; under accumulation
+            that of the window so far. It is a probe, so the step runs once more for it.
         Raises:
           ValueError: The norm of the gradient is asked of a step that has none, `config` comes with a file, or the
             directory is a file.

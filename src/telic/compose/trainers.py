@@ -20,7 +20,7 @@ from telic.compose.describing import trainer_line
 from telic.compose.fitting import Budget, fitted
 from telic.compose.loops import Loop
 from telic.compose.metering import Reporter, as_reporter
-from telic.compose.resume import Saving, as_saving
+from telic.compose.saving import Saving, as_saving
 from telic.compose.validation import Validation
 from telic.contract import Objective
 from telic.data import DataPartition, Dataset, as_validation
@@ -164,7 +164,8 @@ class Trainer:
             return self._step()
         if example is None:
             raise ValueError("microbatch='auto' is chosen for a batch: train_step(example=batch)")
-        return fitted(self._step().bind(example), example, self.memory, LoopState())
+        whole = self._placement.whole(example)
+        return fitted(self._step().bind(whole), whole, self.memory, LoopState(), self._placement)
 
     def _step(self) -> TrainStep:
         """Give the step; with "auto" one that takes each batch whole, for all that needs no slices."""

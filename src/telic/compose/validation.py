@@ -15,7 +15,7 @@ from telic.driver import DriverOptions, Gathering, StepDriver
 from telic.errors import ContractError, closest
 from telic.evaluate import EvaluationPass, Preview
 from telic.handlers import Checkpoint, Monitor
-from telic.loop.engine import Attachment
+from telic.loop.attachments import Attachment
 from telic.loop.ports import Placement, StepProgram
 from telic.loop.reducers import Reducer, reported
 from telic.loop.state import REJECTED, LoopState

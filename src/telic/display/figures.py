@@ -11,6 +11,7 @@ import numpy as np
 
 from telic.artifacts import ImageGrid, Representations
 from telic.loop.ports import State
+from telic.places import local
 
 _MOST_IMAGES = 256
 """Pictures of one grid that are drawn; more cannot be made out."""
@@ -44,7 +45,7 @@ def check_format(path: str | os.PathLike[str]) -> None:
 
 def save_figure(figure: Any, path: str | os.PathLike[str], *, dpi: int = 120) -> None:
     """Save a figure; the file appears complete or not at all, and its suffix says the format."""
-    target = Path(path)
+    target = local(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.with_name(f".{target.stem}.unfinished{target.suffix}")
     figure.savefig(unfinished, dpi=dpi)

@@ -23,6 +23,7 @@ from telic.artifacts import (
 from telic.display.figures import draw_features, draw_images, save_figure
 from telic.jsonable import as_json
 from telic.mean import Mean
+from telic.places import local
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class PreviewFolder:
         """
         if self.folder is None:
             raise ValueError("this PreviewFolder has no directory: PreviewFolder('runs/first/previews')")
-        folder = Path(self.folder)
+        folder = local(self.folder)
         folder.mkdir(parents=True, exist_ok=True)
         # A name may have dots, and a slash of a set's name leads nowhere else.
         stem = f"{name.replace('/', '_').replace(os.sep, '_')}_{step:06d}"

@@ -123,7 +123,6 @@ class Progress:
         """Take note of a batch; show the metrics asked for at the last one that was noted."""
         now = self._clock()
         self._place(state)
-        self._done = state.steps if state.max_steps is not None else state.total_iterations
         if self._began is None:
             self._began = self._mark = (now, self._done)
         if self._live is None or now - self._asked_at < _REFRESH_SECONDS:
@@ -152,7 +151,6 @@ class Progress:
         self._epoch_began = now
         metrics = format_metrics(dict(state.metrics))
         self._write(f"{self._epoch}  {format_seconds(seconds)}  {metrics}".rstrip())
-        self._done = state.steps if state.max_steps is not None else state.total_iterations
         self._mark = (self._clock(), self._done)
 
     def on_end(self, state: State) -> None:
@@ -200,6 +198,7 @@ class Progress:
     # -- what is shown -------------------------------------------------------------------------------------------
 
     def _place(self, state: State) -> None:
+        self._done = state.steps if state.max_steps is not None else state.total_iterations
         of = "" if state.max_epoch is None else f"/{state.max_epoch}"
         length = state.max_iteration or self._length
         if state.max_steps is not None:

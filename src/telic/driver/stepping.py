@@ -24,7 +24,7 @@ from telic.driver.reading import Reading
 from telic.driver.shapes import Signature, check_admissible, differences, signature_of
 from telic.driver.slabs import Run, slab_of
 from telic.driver.states import check_same, owned, settle
-from telic.driver.tracing import check_constants, knows_option, unwritten, uses_convolution
+from telic.driver.tracing import check_constants, check_options, knows_option, unwritten, uses_convolution
 from telic.errors import ContractError, NonFiniteError
 from telic.loop.ports import CountsAttempts, Meter, Placement, Reducer, Reported, StepProgram
 from telic.types import Batch, PyTree
@@ -73,10 +73,23 @@ class DriverOptions:
     meter: Meter | None = None
 
 
-def compile_step(program: StepProgram, state: PyTree, batch: Batch) -> Any:
-    """Compile one step that gives its state away, on shapes and without running it: to be asked for its memory."""
+def compile_step(program: StepProgram, state: PyTree, batch: Batch, placement: Placement) -> Any:
+    """Compile one step that gives its state away, on shapes and without running it: to be asked for its memory.
+
+    Args:
+      program: The step.
+      state: Arrays or their shapes.
+      batch: A batch of all processes, or its shapes.
+      placement: Where they lie.
+    """
     shapes = tree.shape_structs((state, batch))
-    return jax.jit(lambda s, b: as_result(program.step(s, b)).state, donate_argnums=0).lower(*shapes).compile()
+    where = placement.shardings(shapes[0])
+    if where is not None:
+        lies = (where, placement.rows(batch))
+        shapes = jax.tree.map(lambda shape, sharding: shape.update(sharding=sharding), shapes, lies)
+    with placement.on_mesh():
+        step = jax.jit(lambda s, b: as_result(program.step(s, b)).state, donate_argnums=0, out_shardings=where)
+        return step.lower(*shapes).compile()
 
 
 class StepDriver:
@@ -105,6 +118,7 @@ class StepDriver:
         reported: Reported | None = None,
         probes: Mapping[str, Callable[[Any], PyTree]] | None = None,
     ):
+        check_options(options.compiler_options or {})
         self._program = program
         self._asked = dict(reducers)
         self._placement = placement

@@ -2,7 +2,8 @@
 
 import functools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from importlib import metadata
 from typing import Any
 
 import jax
@@ -81,14 +82,28 @@ def draws(eqn: Any) -> bool:
     return any(e.primitive.name in _RANDOM for p in _programs(tuple(eqn.params.values())) for e in p.eqns)
 
 
-@functools.cache
-def knows_option(name: str, value: bool | str = True) -> bool:
+@functools.lru_cache(typed=True)
+def knows_option(name: str, value: Any = True) -> bool:
     """Say whether this XLA knows a compile option and a value of it."""
     try:
         jax.jit(lambda x: x, compiler_options={name: value}).lower(jnp.zeros(())).compile()
     except jax.errors.JaxRuntimeError:
         return False
     return True
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Refuse options for XLA that it does not know, before it is asked to compile a step with them.
+
+    Raises:
+      ValueError: XLA knows no such option, or not with this value.
+    """
+    for name, value in options.items():
+        if not isinstance(value, bool | int | float | str) or not knows_option(name, value):
+            raise ValueError(
+                f"compiler_options: XLA here ({jax.default_backend()}, jaxlib {metadata.version('jaxlib')}) knows no option "
+                f"{name!r} with the value {value!r}; take it out, or give one that this version has"
+            )
 
 
 def unwritten(traced: Any, state: PyTree) -> tuple[bool, ...]:

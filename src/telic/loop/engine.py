@@ -4,85 +4,24 @@ It knows when; the driver knows how. Everything that computes, places or stores 
 """
 
 import logging
-import reprlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from telic.errors import ContractError, DataError, Preempted, TelicError, unknown_name
+from telic.errors import DataError, Preempted
 from telic.loop import events as ev
+from telic.loop.attachments import Attachment, Plan
 from telic.loop.cursor import open_slot, owes_step
-from telic.loop.filters import Filter, Firing, always
+from telic.loop.filters import Firing
+from telic.loop.handling import Handling
 from telic.loop.ports import Agree, Batches, Driver, Feed, Keeper, Source, View
 from telic.loop.reading import OneByOne
 from telic.loop.state import LoopState, Metrics, scalars
 from telic.loop.status import CONTINUE, HALT_LOOP, Status
 from telic.types import Batch
 
-Handler = Callable[[LoopState], Any]
-"""``(LoopState) -> None | status | LoopState | (status, LoopState)``."""
-
 _log = logging.getLogger("telic.loop")
-
-
-@dataclass(frozen=True)
-class Attachment:
-    """A handler, the event it answers to, and the firings of it that count.
-
-    Attributes:
-      event: Name of the event.
-      handler: What runs.
-      filter: Which firings it answers to.
-      name: How errors call the handler.
-      late: Run after every handler of the firing that is not, whatever the order they were attached in.
-      probe: Name of the probe that is computed at the firings the filter names; None for every other handler.
-    """
-
-    event: str
-    handler: Handler
-    filter: Filter = always
-    name: str = ""
-    late: bool = False
-    probe: str | None = None
-
-
-@dataclass(frozen=True)
-class Plan:
-    """All handlers of a loop, in the order they were attached."""
-
-    attachments: tuple[Attachment, ...] = ()
-
-    def of(self, event: str) -> tuple[Attachment, ...]:
-        """Give an event's handlers in the order they run."""
-        own = [a for a in self.attachments if a.event == event]
-        return tuple(sorted(own, key=lambda a: a.late))
-
-    def horizon(self, counts: ev.Counts, period: int, slot: int) -> int:
-        """Give how many iterations may run before the host is needed: at least 1.
-
-        It is asked after the first of them has started.
-
-        Args:
-          counts: Firings so far.
-          period: Iterations per window.
-          slot: Iterations done in the open window.
-        """
-        ahead = 1 << 30
-        for a in self.attachments:
-            if a.event not in (ev.ITERATION_STARTED, ev.ITERATION_COMPLETED, ev.STEP_COMPLETED):
-                continue
-            done = counts.total[a.event]
-            fires_at = a.filter.next_fire(done, counts.epoch[a.event])
-            if fires_at is None:
-                continue
-            distance = fires_at - done
-            if a.event == ev.STEP_COMPLETED:
-                distance = distance * period - slot
-            # A handler of a start runs before its batch does, so the group ends with the batch in front of it: since
-            # the first batch of the group has started already, that is `distance` batches.
-            ahead = min(ahead, distance)
-        return max(1, ahead)
 
 
 @dataclass
@@ -123,12 +62,10 @@ class Engine:
     events: tuple[str, ...] = ()
     _ahead: deque[Batches] = field(default_factory=deque[Batches])
     _feed: Feed = field(init=False)
-    _calls: list[Attachment] = field(default_factory=list[Attachment])
-    _fired: Status = CONTINUE
+    _handling: Handling = field(init=False)
     _probes: tuple[Attachment, ...] = ()
     _begun: bool = False
     _slot: int = 0
-    _handlers: dict[str, tuple[Attachment, ...]] = field(default_factory=dict[str, tuple[Attachment, ...]])
     _uses_last: bool = False
     _starts_last: bool = False
     _shows: bool = False
@@ -141,14 +78,15 @@ class Engine:
         self._feed = OneByOne(self.source) if self.feed is None else self.feed
         # Filters that remember do so for one handler of one run.
         self.plan = Plan(tuple(replace(a, filter=a.filter.fresh()) for a in self.plan.attachments))
-        self._handlers = {event: self.plan.of(event) for event in (*ev.EVENTS, *self.events)}
-        self._probes = tuple(a for a in self._handlers[ev.ITERATION_COMPLETED] if a.probe is not None)
-        self.state.counts.register(self.events)
+        self._handling = Handling(
+            self.plan, self.driver, self.state, self.clock, self.agree, events=self.events, debug=self.debug
+        )
+        self._probes = tuple(a for a in self.plan.of(ev.ITERATION_COMPLETED) if a.probe is not None)
         self._uses_last = any(a.filter.uses_last for a in self.plan.attachments)
         # Whether a batch is the last must be known before it starts, so nothing is read past it.
-        self._starts_last = any(a.filter.uses_last for a in self._handlers[ev.ITERATION_STARTED])
+        self._starts_last = any(a.filter.uses_last for a in self.plan.of(ev.ITERATION_STARTED))
         self._shows = any(
-            self._handlers[event] for event in (ev.ITERATION_STARTED, ev.ITERATION_COMPLETED, ev.STEP_COMPLETED)
+            self.plan.of(event) for event in (ev.ITERATION_STARTED, ev.ITERATION_COMPLETED, ev.STEP_COMPLETED)
         )
 
     # -- the run -------------------------------------------------------------------------------------------------
@@ -158,7 +96,7 @@ class Engine:
         state = self.state
         state.status = None
         if self.debug:
-            self._tell_what_keeps_apart()
+            self._handling.tell_what_keeps_apart(self.period)
         try:
             status = self._fire(ev.STARTED)
             while status is CONTINUE and self._may_start_epoch():
@@ -450,178 +388,11 @@ class Engine:
         self.state.metrics = Metrics(self.driver.compute("epoch"), self.driver.metric_names)
         self.state.metrics.added = added
 
-    # -- events --------------------------------------------------------------------------------------------------
-
     def _fire(self, event: str, *, is_last: bool | None = None) -> Status:
         """Count a firing and run its handlers in order; give the severest answer."""
-        state = self.state
-        state.counts.add(event)
-        handlers = self._handlers[event]
-        if not handlers:
-            return CONTINUE
         if is_last is None:
             is_last = event not in (ev.EPOCH_STARTED, ev.EPOCH_COMPLETED, ev.EPOCH_HALTED) or self._in_last_epoch()
-        firing = Firing(
-            count=state.counts.total[event],
-            epoch_count=state.counts.epoch[event],
-            is_last=is_last,
-            state=state,
-            seconds=self.clock() if all(a.filter.is_static for a in handlers) else self.agree(self.clock()),
-            event=event,
-        )
-        status, fired = CONTINUE, False
-        before = state.step_state = self.driver.step_state
-        for attachment in handlers:
-            if attachment.filter.fires(firing):
-                began = self.clock() if self.debug else 0.0
-                answer, fired = self._call(attachment), True
-                status = max(status, answer)
-                if self.debug:
-                    self._tell(firing, attachment.name, answer, self.clock() - began)
-        if self.debug and event not in (ev.ITERATION_STARTED, ev.ITERATION_COMPLETED):
-            _log.info("%s #%d at epoch %d, iteration %d", event, firing.count, state.epoch, state.iteration)
-        if state.step_state is not before:
-            self._hand_over(event, handlers)
-        # One process alone may be interrupted, and has nobody to agree with.
-        return Status(self.agree(int(status))) if fired and event != ev.INTERRUPTED else status
-
-    def _hand_over(self, event: str, handlers: Sequence[Attachment]) -> None:
-        """Give the driver the step state that a handler put in place of its own."""
-        try:
-            self.driver.step_state = self.state.step_state
-        except ContractError as error:
-            error.add_note(f"given by a handler of event {event!r}: {', '.join(a.name for a in handlers)}")
-            raise
-        self.state.step_state = self.driver.step_state
-
-    def _call(self, attachment: Attachment) -> Status:
-        """Run a handler; give the severest of its answer and those to the events it fired."""
-        outer, self._fired = self._fired, CONTINUE
-        self._calls.append(attachment)
-        self.state.firer = self._fire_custom
-        try:
-            return max(self._ask(attachment), self._fired)
-        finally:
-            self._fired = outer
-            self._calls.pop()
-            if not self._calls:
-                self.state.firer = None
-
-    def _fire_custom(self, event: str) -> Status:
-        """Fire a registered event for the handler that is running.
-
-        Raises:
-          ValueError: The event is not registered, or one of the loop's own.
-          TelicError: It is being handled already.
-        """
-        if event in ev.EVENTS:
-            raise ValueError(f"{event!r} is fired by the loop itself; fire one you registered, or answer with a status")
-        if event not in self.events:
-            error = unknown_name("event", event, self.events)
-            error.add_note("register it before the run: loop.register_event(name)")
-            raise error
-        if any(a.event == event for a in self._calls):
-            raise TelicError(f"event {event!r} is being handled: its handlers may not fire it again")
-        running = self._calls[-1]
-        if self.state.step_state is not self.driver.step_state:
-            self._hand_over(running.event, (running,))
-        status = self._fire(event, is_last=False)
-        self._fired = max(self._fired, status)
-        return status
-
-    def _tell(self, firing: Firing, handler: str, answer: Status, seconds: float) -> None:
-        """Log one handler's answer, with the same as data in the record's `telic`."""
-        state = self.state
-        _log.info(
-            "%s #%d: %s answered %s in %.1f ms",
-            firing.event,
-            firing.count,
-            handler,
-            answer.name,
-            1e3 * seconds,
-            extra={
-                "telic": {
-                    "event": firing.event,
-                    "count": firing.count,
-                    "epoch": state.epoch,
-                    "iteration": state.iteration,
-                    "handler": handler,
-                    "answer": answer.name,
-                    "seconds": seconds,
-                }
-            },
-        )
-
-    def _tell_what_keeps_apart(self) -> None:
-        """Log which handlers look at every firing inside an epoch, so that nothing is fused."""
-        for event in (ev.ITERATION_STARTED, ev.ITERATION_COMPLETED, ev.STEP_COMPLETED):
-            if event == ev.STEP_COMPLETED and self.period > 1:
-                continue
-            for a in self._handlers[event]:
-                if all(a.filter.next_fire(n, n) == n + 1 for n in (0, 1, 2, 99, 10_000)):
-                    _log.info(
-                        "handler %s at %s keeps iterations from being fused: %s at every firing; give it a filter such "
-                        "as telic.every(100) if it can do with fewer",
-                        a.name,
-                        event,
-                        "it runs" if a.filter.is_static else "its filter must be asked",
-                        extra={"telic": {"event": event, "handler": a.name}},
-                    )
-
-    def _ask(self, attachment: Attachment) -> Status:
-        """Run a handler and take in its answer.
-
-        Raises:
-          ContractError: The answer is none of the allowed forms; handler and event are named.
-        """
-        state = self.state
-        try:
-            answer = attachment.handler(state)
-        except StopIteration as error:
-            # It would end the run's generator; a handler means something else by it.
-            raise RuntimeError(
-                f"handler {attachment.name} at event {attachment.event!r} raised StopIteration, epoch {state.epoch}, "
-                f"iteration {state.iteration}: use next(iterator, default) in it, or "
-                "return telic.HALT_LOOP to end the run"
-            ) from error
-        except Exception as error:
-            error.add_note(
-                f"raised by handler {attachment.name} at event {attachment.event!r}, epoch {state.epoch}, "
-                f"iteration {state.iteration}"
-            )
-            if "deleted" in str(error):
-                error.add_note(
-                    "A LoopState is borrowed until its handler returns: its arrays are given to the next step. "
-                    "Keep a copy with state.keep()."
-                )
-            raise
-        match answer:
-            case None:
-                return CONTINUE
-            case Status():
-                return answer
-            case LoopState():
-                self._take(answer)
-                return CONTINUE
-            case (Status() as status, LoopState() as new):
-                self._take(new)
-                return status
-            case _:
-                raise ContractError(
-                    f"handler {attachment.name} at event {attachment.event!r} must return None, a status "
-                    f"(telic.CONTINUE, HALT_EPOCH, HALT_LOOP), a LoopState or (status, LoopState), got "
-                    f"{reprlib.repr(answer)}"
-                )
-
-    def _take(self, new: LoopState) -> None:
-        """Copy a handler's new state into the one everybody holds."""
-        if new is self.state:
-            return
-        for name in new.__dataclass_fields__:
-            # A kept copy cannot fire events; the one everybody holds goes on to.
-            if name == "firer":
-                continue
-            setattr(self.state, name, getattr(new, name))
+        return self._handling.fire(event, is_last=is_last)
 
 
 def _batches_of(batches: Batches) -> Iterator[Batch]:

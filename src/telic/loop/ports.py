@@ -340,6 +340,15 @@ class Placement(Protocol):
         """Give where the leaves of a state belong; None leaves it to XLA."""
         ...
 
+    def rows(self, batch: Batch) -> PyTree | None:
+        """Give where the leaves of a batch of all processes belong; None leaves it to XLA."""
+        ...
+
+    @property
+    def divides(self) -> int:
+        """What the rows of a batch over all processes must be a multiple of to be split over all devices."""
+        ...
+
     def pins(self, values: PyTree) -> PyTree | None:
         """Give where values lie, for a program that is to leave them there; None leaves it to XLA."""
         ...

@@ -105,6 +105,10 @@ class MeshPlacement:
             dims.append("sequence")
         return NamedSharding(self.mesh, PartitionSpec(*dims))
 
+    def rows(self, batch: Batch) -> PyTree:
+        """Give where the leaves of a batch of all processes lie."""
+        return jax.tree.map(lambda leaf: self.rows_of(np.shape(leaf)), batch)
+
     def _whole_shape(self, shape: Sequence[int], at: int = 0) -> tuple[int, ...]:
         """Give the shape over all processes of what this one has."""
         count = self.partition[1]
@@ -157,7 +161,7 @@ class MeshPlacement:
 
     @property
     def divides(self) -> int:
-        """What the rows of a batch over all processes must be a multiple of to be placed by shares."""
+        """What the rows of a batch over all processes must be a multiple of to be split over all devices."""
         return self._ways
 
     # -- values and states ---------------------------------------------------------------------------------------

@@ -88,6 +88,15 @@ class SingleDevice:
         """Give None: XLA places results by itself."""
         del shapes
 
+    def rows(self, batch: Batch) -> None:
+        """Give None: a batch lies on the device."""
+        del batch
+
+    @property
+    def divides(self) -> int:
+        """One: any rows will do."""
+        return 1
+
     def pins(self, values: PyTree) -> None:
         """Give None: results lie where they were made."""
         del values

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from telic.jsonable import as_json
+from telic.places import local
 from telic.trackers.content import content_of, described
 from telic.trackers.pictures import write_png
 
@@ -22,7 +23,7 @@ class JsonLines:
     """
 
     def __init__(self, folder: str | os.PathLike[str]):
-        self.folder = Path(folder)
+        self.folder = local(folder).absolute()
         self._file: TextIO | None = None
 
     def start(self, config: Mapping[str, Any]) -> None:

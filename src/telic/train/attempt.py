@@ -139,7 +139,7 @@ def check_aux(objective: Objective, aux: Aux, variables: Variables) -> Aux:
 
     Raises:
       ContractError: ``params`` or an unknown collection in `Aux.variables`, another structure or shape, a metric with
-        a reserved name or that is no scalar.
+        a reserved name or that is no scalar, or something that is no array.
     """
     who = type(objective).__name__
     for name, value in aux.metrics.items():
@@ -154,6 +154,13 @@ def check_aux(objective: Objective, aux: Aux, variables: Variables) -> Aux:
                 f"{who}: Aux.metrics[{name!r}] must be a scalar or a Mean, got {kind_of(value)}; "
                 "reduce it with .mean(), or put it in Aux.outputs and attach a metric that reads it"
             )
+    for place in ("effects", "qk_stats", "outputs"):
+        for name, leaf in tree.named_leaves(getattr(aux, place)).items():
+            if not (tree.is_array(leaf) or isinstance(leaf, int | float | complex)):
+                raise ContractError(
+                    f"{who}: Aux.{place} holds {kind_of(leaf)} at {name or 'its root'!r}: arrays and numbers alone "
+                    "leave a compiled step; keep text and objects outside, or give numbers that stand for them"
+                )
     if aux.variables is None:
         return aux
     given = check_collections(f"{who}: Aux.variables", aux.variables, variables)

@@ -11,7 +11,7 @@ from telic.errors import NonFiniteError, RejectedWarning
 from telic.train.state import TrainState
 
 
-def stopped(state: TrainState, names: Sequence[str], *, budget: int) -> NonFiniteError:
+def stopped(state: TrainState, names: Sequence[str], *, budget: int, raises: bool = False) -> NonFiniteError:
     """Give the error of a run whose budget of rejected attempts is used up.
 
     It names the leaves that were not finite, the attempt and the last finite loss.
@@ -20,6 +20,7 @@ def stopped(state: TrainState, names: Sequence[str], *, budget: int) -> NonFinit
       state: The state that the run stopped in.
       names: What each flag of `Rejections.finite` is of.
       budget: Rejected attempts in a row that end a run.
+      raises: The run was to end at the first of them, whatever the budget.
     """
     record = state.rejections
     bad = _not_finite(state, names)
@@ -34,11 +35,12 @@ def stopped(state: TrainState, names: Sequence[str], *, budget: int) -> NonFinit
     if "plan" in bad:
         cause += " The window's masses are not those it was planned with: give window_of exactly its batches."
     seen = f"The last finite loss was {last:.6g}." if math.isfinite(last) else "No loss was finite before it."
+    instead = "skip such attempts with nonfinite='reject'" if raises else "raise max_rejected"
     shown = ", ".join(bad[:6]) + (f", ... ({len(bad)} in all)" if len(bad) > 6 else "")
     return NonFiniteError(
         f"training stopped after {count} in a row: not finite in attempt {attempt}: {shown}. "
         f"{seen}{cause} The state holds what was committed before. "
-        "Look at that batch (error.batch), lower the learning rate, clip the gradient, or raise max_rejected.",
+        f"Look at that batch (error.batch), lower the learning rate, clip the gradient, or {instead}.",
         leaves=bad,
         attempt=attempt,
         state=state,

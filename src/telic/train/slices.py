@@ -1,12 +1,26 @@
-"""Putting the outputs of a batch's slices together again, as if the batch had been one attempt."""
+"""A batch in slices, and their outputs put together again, as if the batch had been one attempt."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from telic.axes import BATCH_AXES, constrain
 from telic.mean import Mean, Terms
 from telic.types import Array
+
+
+def of_rows(rows: Array, count: int) -> Array:
+    """Give the rows of a batch as a number of slices, stacked.
+
+    On a mesh every device has rows of each slice. As they lie, a slice would be one device's, and all would compute it.
+
+    Args:
+      rows: [slices · rows of each, ...].
+      count: Slices.
+    """
+    stacked = rows.reshape(count, -1, *rows.shape[1:])
+    return constrain(stacked, *(None, BATCH_AXES, "sequence")[: stacked.ndim])
 
 
 def joined(outputs: Any, accepted: Array, tail: Any, size: int, rest: int) -> tuple[Any, Array]:
@@ -40,7 +54,7 @@ def joined(outputs: Any, accepted: Array, tail: Any, size: int, rest: int) -> tu
             }
             return Terms(means)
         if stacked.ndim >= 2 and stacked.shape[1] == size:
-            rows = stacked.reshape(-1, *stacked.shape[2:])
+            rows = constrain(stacked.reshape(-1, *stacked.shape[2:]), BATCH_AXES)
             return rows if last is None else jnp.concatenate([rows, last])
         if not jnp.issubdtype(stacked.dtype, jnp.inexact):
             total = _kept(stacked, accepted).sum(0)

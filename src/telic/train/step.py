@@ -358,6 +358,12 @@ class TrainStep:
 
     def _windowed(self, state: TrainState, batch: Batch, window: Any) -> Result:
         """Fold one attempt into the window, and close the window at its last."""
+        held = state.window
+        if held.gradient is None and held.statistics is None and held.stored is None:
+            raise ContractError(
+                f"this state has no window for accumulate={self.accumulate}: it is of a step that commits at every "
+                "attempt. Give it one with step.open(state, batch), or run(data, state=state)"
+            )
         if window is not None and state.window.planned is not None:
             first = state.window.slot == 0
             masses = jax.tree.map(
@@ -376,7 +382,7 @@ class TrainStep:
         due = running & (slot == self.accumulate)
         opened = after.replace(window=dataclasses.replace(after.window, slot=slot))
         closed = jax.lax.cond(due, self._close, lambda s: s, opened)
-        return dataclasses.replace(result, state=closed)
+        return dataclasses.replace(result, state=closed, outputs={**result.outputs, **_gradient_norm(opened.window)})
 
     def _fold(self, state: TrainState, batch: Batch) -> Result:
         """Add one microbatch to the window's sums, or leave every sum."""
@@ -425,10 +431,8 @@ class TrainStep:
     def _close(self, state: TrainState, count: int | None = None) -> TrainState:
         """Commit the window's sums if they have mass, empty them and set the slot to 0."""
         window, trained = state.window, self.trained(state.variables)
-        if window.planned is not None:
-            value, gradient, has_data = windows.planned_gradient(window)
-        elif window.gradient is not None:
-            value, gradient, has_data = windows.shared_gradient(window)
+        if window.gradient is not None:
+            value, gradient, has_data = windows.summed_gradient(window)
         else:
             value, gradient, has_data = self._replayed(state, trained, count)
         narrow = _as_params(gradient, trained)
@@ -504,7 +508,7 @@ class TrainStep:
         inner = dataclasses.replace(self, microbatch=None, accumulate=attempts)
         inner = dataclasses.replace(inner, plans=inner.can_plan(state, example))
         window = inner.empty_window(state, example)
-        whole = jax.tree.map(lambda x: x[: count * size].reshape(count, size, *x.shape[1:]), batch)
+        whole = jax.tree.map(lambda x: slices.of_rows(x[: count * size], count), batch)
         last = jax.tree.map(lambda x: x[count * size :], batch)
         if window.planned is not None:
             masses = self._planned_masses(state, whole, last if rest else None, count)
@@ -522,6 +526,7 @@ class TrainStep:
             after, tail = one(after, last)
         closed = jax.lax.cond(state.rejections.stopped, lambda s: s, self._close, after)
         outputs, accepted = slices.joined(outputs, accepted, tail, size, rest)
+        outputs = {**outputs, **_gradient_norm(after.window)}
         return Result(closed.replace(window=state.window), outputs, accepted)
 
     def _masses(self, state: TrainState, batch: Batch, offset: Any) -> PyTree:
@@ -626,7 +631,7 @@ class TrainStep:
         outputs = outputs_of(attempt.value, attempt.statistics, attempt.aux, self.policy)
         if self.expose_gradients and self.microbatch is None and attempt.gradient is not None:
             outputs["gradients"] = attempt.gradient
-        return {"gradient_norm": optax.tree.norm(attempt.gradient), **outputs}
+        return outputs if attempt.gradient is None else {"gradient_norm": optax.tree.norm(attempt.gradient), **outputs}
 
     # -- what the host may ask -----------------------------------------------------------------------------------
 
@@ -659,7 +664,8 @@ class TrainStep:
           NonFiniteError: It names the leaves that were not finite, the attempt and the last finite loss.
         """
         if health is not None and int(health[0]):
-            raise stopped(state, self.checked_names(state), budget=self._budget)
+            raises = self.nonfinite == "raise"
+            raise stopped(state, self.checked_names(state), budget=self._budget, raises=raises)
 
     def warn_if_idle(self, state: TrainState) -> None:
         """Warn at the end of a run that made attempts and accepted none of them."""
@@ -696,6 +702,11 @@ class TrainStep:
 def _narrows(gradient: PyTree, trained: PyTree) -> bool:
     pairs = zip(jax.tree.leaves(gradient), jax.tree.leaves(trained), strict=True)
     return any(g.dtype != p.dtype for g, p in pairs)
+
+
+def _gradient_norm(window: windows.Window) -> dict[str, Array]:
+    """Give the norm of a window's gradient, over the microbatches so far; nothing where a replay is yet to give it."""
+    return {} if window.gradient is None else {"gradient_norm": optax.tree.norm(windows.summed_gradient(window)[1])}
 
 
 def _as_params(gradient: PyTree, trained: PyTree) -> PyTree:

@@ -210,6 +210,11 @@ Replay = Callable[[PyTree, Batch, Mapping[str, Any], Array, Array], PyTree]
 """(trained, batch, read collections, attempt, step) -> canonical statistics of that microbatch."""
 
 
+def summed_gradient(window: Window) -> tuple[Array, PyTree, Array]:
+    """Give (loss, gradient, has_data) of a window that sums gradients, over the microbatches so far."""
+    return shared_gradient(window) if window.planned is None else planned_gradient(window)
+
+
 def shared_gradient(window: Window) -> tuple[Array, PyTree, Array]:
     """Give (loss, gradient, has_data) of a window with one denominator."""
     mass = window.statistics.mass

@@ -159,7 +159,7 @@ def corruption(run: Path, work: Path, seed: int) -> str:
 
 
 def test_sixty_corruptions(run: Path, tmp_path: Path) -> None:
-    """Catches a damaged checkpoint taken for a whole one: 60 seeded flips, cuts, gaps, swaps, stray directories."""
+    """Catches a damaged checkpoint taken for a whole one: 60 flips, cuts, gaps, swaps, stray directories (S13)."""
     outcomes = [corruption(run, tmp_path / "work", seed) for seed in range(60)]
     # The damage must be real for the test to say anything.
     assert outcomes.count("older") >= 20
@@ -199,7 +199,7 @@ def test_each_byte_of_the_manifest(run: Path, tmp_path: Path) -> None:
 
 
 def test_nothing_whole_is_an_error(run: Path) -> None:
-    """Catches a fresh start over a run whose checkpoints are all damaged."""
+    """Catches a fresh start over a run whose checkpoints are all damaged (XS055)."""
     for step in ("1", "2", "3"):
         (run / step / store.MANIFEST).unlink()
     with pytest.raises(CheckpointError, match="none of them is whole") as caught:
@@ -210,7 +210,7 @@ def test_nothing_whole_is_an_error(run: Path) -> None:
 
 
 def test_strays_are_left_alone(run: Path) -> None:
-    """Catches a directory by name alone taken for the newest checkpoint, or deleted."""
+    """Catches a directory by name alone taken for the newest checkpoint, or deleted (S13)."""
     (run / "999").mkdir()
     (run / "5 (copy)").mkdir()
     (run / "0012").mkdir()
@@ -402,7 +402,7 @@ def test_colliding_names() -> None:
 
 
 def test_inspect_reads_no_array(run: Path) -> None:
-    """Catches an inspection that needs the arrays, and one that leaves sizes or versions out."""
+    """Catches an inspection that needs the arrays, and one that leaves sizes or versions out (XS052)."""
     shutil.rmtree(run / "3" / "arrays")
     shown = inspect(run)
     assert shown.name == "3"

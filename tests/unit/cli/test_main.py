@@ -43,6 +43,12 @@ def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         assert all(flag in out for flag in ("--plain", "--seed", "--out", "--epochs"))
 
 
+def test_closed_output_is_no_traceback() -> None:
+    """Catches `telic --help >&-` ending in an AttributeError: Python has no standard output then."""
+    code = f"exec {subprocess.list2cmdline(RUN[:1])} -c {RUN[2]!r} --help >&- 2>&-"
+    assert subprocess.run(["bash", "-c", code], check=False, timeout=120).returncode == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -12,7 +12,7 @@ import pytest
 import telic
 from telic import tree
 from telic.compose import fitting
-from telic.compose.fitting import Budget, advice, largest_fit
+from telic.compose.fitting import advice, largest_fit
 from telic.profiling import Memory
 from telic.train.step import TrainStep
 
@@ -61,16 +61,20 @@ def test_the_largest_that_fits_is_taken() -> None:
         asked.append(size)
         return 100 + 10 * size
 
-    assert largest_fit(24, need, Budget(100 + 10 * 24)) == (24, 340)
+    assert largest_fit(24, need, 100 + 10 * 24) == (24, 340)
     assert asked == [24]
     for limit in range(110, 340):
         asked.clear()
-        size, _ = largest_fit(24, need, Budget(limit))
+        size, _ = largest_fit(24, need, limit)
         assert need(size) <= limit
         assert all(need(d) > limit for d in (2, 3, 4, 6, 8, 12, 24) if d > size)
         assert len(set(asked)) <= 10
-    with pytest.raises(ValueError, match=r"one row at a time needs 110 B, and there are 109 B: raise memory_limit"):
-        largest_fit(24, need, Budget(109))
+    with pytest.raises(ValueError, match=r"one row at a time needs 110 B on a device, and there are 109 B: raise"):
+        largest_fit(24, need, 109)
+    assert largest_fit(24, need, 100 + 10 * 23, multiple=8) == (8, 180)
+    assert largest_fit(25, need, 100 + 10 * 23, multiple=8) == (5, 150)
+    with pytest.raises(ValueError, match=r"a step on 8 rows at a time needs 180 B"):
+        largest_fit(24, need, 179, multiple=8)
 
 
 def test_a_step_of_fewer_rows_needs_less() -> None:

@@ -257,7 +257,7 @@ def trainer() -> telic.Loop:
 @pytest.mark.parametrize("kind", ["columns", "list", "function"])
 @pytest.mark.parametrize("limits", [({"epochs": 1}, {"epochs": 3}), ({"steps": 4}, {"steps": 9})])
 def test_totals_are_totals(kind: str, limits: Any) -> None:
-    """B15: `epochs` silently means *more* epochs; data that begins anew, so that a continued run is another run."""
+    """B15, XS023: `epochs` silently means *more* epochs; data that begins anew, so that a continued run is another."""
 
     def data() -> Any:
         match kind:
@@ -396,7 +396,7 @@ def test_copy_forks() -> None:
 
 
 def test_log_lines_carry_their_own_iteration_and_are_exact_at_the_end() -> None:
-    """B48, B49: lines that drift between epochs, miss the last batch, or show another moment's values."""
+    """B48, B49, XS125: lines that drift between epochs, miss the last batch, or show another moment's values."""
     out = io.StringIO()
     summing().log(2, device=out).run([np.float32(v) for v in (1, 3, 5, 7, 9)], epochs=2)
     lines = ["Batch: 1, x: 2.0000000", "Batch: 3, x: 4.0000000", "Batch: 4, x: 5.0000000"]

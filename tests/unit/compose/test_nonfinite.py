@@ -129,7 +129,7 @@ def test_a_handler_that_replaces_the_state_moves_the_count() -> None:
 
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reference to every batch of the run: memory that grows with it."""
+    """XS108: a reference to every batch of the run: memory that grows with it."""
     loop = trainer().loop(log=0)
     drivers: list[Any] = []
     start = StepDriver.start

@@ -27,7 +27,9 @@ def trainer(**options: Any) -> telic.Trainer:
 
 
 def test_training_and_validation_of_one_moment_share_one_update(tmp_path: Path) -> None:
-    """Catches values logged by batches instead of updates, validation one step behind, and a last value lost."""
+    """Catches values logged by batches instead of updates, validation one step behind, and a last value lost
+    (S34, XS124).
+    """
     run = trainer(accumulate=2, tracker=JsonLines(tmp_path / "run"))
     final = run.fit(data(), epochs=3, log_every=2, eval_every="epoch", metrics=["mean_absolute_error"])
     rows = read_scalars(tmp_path / "run" / "scalars.jsonl")

@@ -93,7 +93,7 @@ def test_position_moves_to_another_number_of_processes() -> None:
 def test_validation_covers_each_held_out_record_once_in_order(
     length: int, batch: int, held_out: int, count: int
 ) -> None:
-    """Catches a dropped remainder, and a held-out record that training reads."""
+    """Catches a dropped remainder, and a held-out record that training reads (XS103)."""
     if length - held_out < batch * count:
         return
     data = make(length, batch * count, held_out=held_out)

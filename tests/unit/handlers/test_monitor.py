@@ -12,20 +12,20 @@ from tests.unit.handlers.scripted import run, scripted
 
 
 def test_acts_on_the_second_event_without_improvement() -> None:
-    """S08: a counter that is compared before it is raised runs one epoch more."""
+    """S08, XS132: a counter that is compared before it is raised runs one epoch more."""
     final = run(scripted(loss=[1, 1, 1, 1]).early_stop("loss", patience=2), 4)
     assert (final.status, final.epoch, list(final.history)) == ("halted", 2, [0, 1, 2])
 
 
 @pytest.mark.parametrize("patience", [0, 1])
 def test_patience_zero_never_acts_on_the_first_value(patience: int) -> None:
-    """XS028: patience 0 that stops at the very first epoch, whose value is an improvement by definition."""
+    """XS028, XS036: patience 0 that stops at the very first epoch, whose value is an improvement by definition."""
     final = run(scripted(acc=[0.1, 0.2, 0.3, 0.25, 0.9]).early_stop("acc", mode="max", patience=patience), 5)
     assert list(final.history) == [0, 1, 2, 3]
 
 
 def test_a_run_that_improves_is_not_stopped() -> None:
-    """XS038: a comparison that is reversed stops at the first step."""
+    """XS038, XS029: a comparison that is reversed stops at the first step."""
     assert run(scripted(loss=[5, 4, 3, 2]).early_stop("loss", patience=1), 4).status == "completed"
 
 

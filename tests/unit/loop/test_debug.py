@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import telic
-from telic.loop.engine import Attachment, Engine, Plan
+from telic.loop.attachments import Attachment, Plan
+from telic.loop.engine import Engine
 
 ONE = np.float32(1)
 
@@ -129,7 +130,7 @@ class Source:
 
 
 def test_every_seconds_goes_by_the_time_all_processes_agree_on() -> None:
-    """Catches processes whose clocks differ taking different decisions: one saves, the other waits for ever."""
+    """Catches processes whose clocks differ taking different decisions: one saves, the other waits for ever (XS056)."""
     asked: list[Any] = []
     seen: list[int] = []
     theirs = iter(range(1000))

@@ -9,7 +9,8 @@ import pytest
 
 import telic
 from telic.errors import ContractError, TelicError
-from telic.loop.engine import Attachment, Engine, Plan
+from telic.loop.attachments import Attachment, Plan
+from telic.loop.engine import Engine
 from telic.loop.events import EVENTS
 from telic.loop.status import Status
 

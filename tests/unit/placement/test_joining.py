@@ -105,7 +105,7 @@ def test_a_batch_without_rows_anywhere_is_no_end() -> None:
 
 
 def test_the_process_with_fewer_batches_waits_for_the_others() -> None:
-    """Catches an epoch that ends in one process while another still has batches."""
+    """Catches an epoch that ends in one process while another still has batches (XS138)."""
     shares = Shares(said(2), said(2), NOTHING, said(2), said(2), NOTHING)
     source = JoinedSource(shares, Source([rows(2)]))
     view = View(None, 0, 0)

@@ -70,7 +70,7 @@ def test_schedules_count_updates() -> None:
 
 
 def test_clipping_acts_on_the_windows_gradient() -> None:
-    """S50: gradients 3 and -2 clipped one by one give 0 where the window's is 0.5."""
+    """S50, XS179: gradients 3 and -2 clipped one by one give 0 where the window's is 0.5."""
     loss = lambda v, b, s: (v["params"]["w"] * b["g"]).sum()
     step = step_of(
         Free({"w": jnp.zeros(1)}, loss), optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(1.0)), accumulate=2
@@ -84,7 +84,7 @@ def test_clipping_acts_on_the_windows_gradient() -> None:
 
 
 def test_layer_state_moves_once_per_accepted_microbatch() -> None:
-    """S39, B59: running means updated by the last microbatch only, or twice by a replay."""
+    """S39, B59, XS147: running means updated by the last microbatch only, or twice by a replay."""
     for kind in (Tiny("mean", poisoned=True), Tiny("terms", poisoned=True), Own("own", poisoned=True)):
         step = step_of(kind, accumulate=2)
         batches = [batch_of(s, 4, poison=0, masses=1.0) for s in range(4)]
@@ -142,7 +142,7 @@ def test_the_direct_gradient_is_the_steps() -> None:
 
 
 def test_frozen_leaves_keep_their_bits_and_have_no_optimizer_state() -> None:
-    """S38, XS143, B41: weight decay and momentum that move a leaf whose gradient is zero."""
+    """S38, XS143, B41, XS144: weight decay and momentum that move a leaf whose gradient is zero."""
     step = step_of(Tiny("mean"), optimizers.adamw(0.1, weight_decay=0.1), trainable="params/w")
     start = step.init(BATCH)
     assert not any("'b'" in name for name in bits(start.opt_state))

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from telic.data.text.tokenizer import Tokenizer, with_end
 from telic.errors import DataError
+from telic.places import local
 
 _FORMAT = "telic-tokens"
 _VERSION = 1
@@ -155,7 +156,7 @@ def write_tokens(
       DataError: An id is outside the vocabulary; document and place are named.
       ValueError: Neither `tokenizer` nor `vocab_size` is given.
     """
-    target = Path(folder)
+    target = local(folder)
     if target.exists():
         raise FileExistsError(f"{target} exists: open it with open_tokens, or write elsewhere")
     if tokenizer is not None:

@@ -17,6 +17,7 @@ from telic.interop.huggingface.families import read_settings, write_settings
 from telic.interop.huggingface.names import Piece, is_ignored, pieces_of, prefix_of
 from telic.interop.huggingface.tensors import TensorFile, write_tensors
 from telic.models.decoder import Decoder, stack_layers, unstack_layers
+from telic.places import local
 from telic.types import Variables
 
 _SINGLE = "model.safetensors"
@@ -96,7 +97,7 @@ def save_huggingface(
       PretrainedError: No family has this architecture, or the variables are not of this decoder; leaves are named.
       FileExistsError: A model is there.
     """
-    path = Path(folder)
+    path = local(folder)
     family, settings = write_settings(model.config, model_type)
     params = variables["params"]
     if model.config.experts is not None and model.config.experts.bias:
