@@ -28,7 +28,7 @@ from telic.metrics import Metric
 from telic.placement import ManyProcesses
 from tests.distributed.member import PAIR as PAIR_MESH
 from tests.distributed.member import run
-from tests.distributed.problems import PROBLEMS, train
+from tests.distributed.problems import FIFTY, PROBLEMS, train
 
 RNG = np.random.default_rng(0)
 INPUTS = RNG.normal(size=(65, 16)).astype(np.float32)
@@ -355,7 +355,7 @@ ALONE: dict[str, Callable[[Path], Any]] = {name: goes_on(name, None) for name in
 
 
 def fifty(problem: str, mesh: telic.MeshSpec | None) -> Callable[[Path], Any]:
-    return lambda place: train(PROBLEMS[problem](), mesh, 50)
+    return lambda place: train(PROBLEMS[problem](), mesh, FIFTY)
 
 
 def indivisible(place: Path) -> Any:
@@ -364,12 +364,12 @@ def indivisible(place: Path) -> Any:
     return fails(lambda: small().fit(rows, epochs=1, log_every=0), ShapeError)
 
 
-FIFTY = ("decoder", "digits", "dit")
+LONG = ("decoder", "digits", "dit")
 EIGHT: dict[str, Callable[[Path], Any]] = {
-    **{name: fifty(name, telic.MeshSpec(data=2, fsdp=4)) for name in FIFTY},
+    **{name: fifty(name, telic.MeshSpec(data=2, fsdp=4)) for name in LONG},
     "indivisible": indivisible,
 }
-ONE_DEVICE: dict[str, Callable[[Path], Any]] = {name: fifty(name, None) for name in FIFTY}
+ONE_DEVICE: dict[str, Callable[[Path], Any]] = {name: fifty(name, None) for name in LONG}
 
 
 def main(place: Path, names: list[str]) -> None:

@@ -20,6 +20,12 @@ from telic.objectives import DiffusionObjective, LMObjective
 from telic.objectives.diffusion import Flow, FlowVelocity, Process
 
 BATCH = 16
+SHOWN = 4
+"""Updates between two losses that are compared: with two batches to each, one dispatch takes all of them."""
+
+FIFTY = 52
+"""At least fifty updates, and a multiple of those between losses: another length of a dispatch is another program."""
+
 SPOILT = 37
 """A record that is not finite: whichever device gets it, its whole batch is rejected."""
 
@@ -146,7 +152,7 @@ def train(problem: Problem, mesh: telic.MeshSpec | None, steps: int, **options: 
     data = columns(problem.data, batch=BATCH, seed=3, held_out=50)
     losses: list[float] = []
     loop = made.loop(log=0, metrics=problem.metrics)
-    loop.handle_event("step_completed", lambda s: losses.append(s.metrics["loss"]), telic.every(5))
+    loop.handle_event("step_completed", lambda s: losses.append(s.metrics["loss"]), telic.every(SHOWN))
     end = loop.run(data, steps=steps)
     state = end.step_state
     scores = made.evaluate(data, state=state, metrics=problem.metrics, averaged=True)

@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from tests.distributed.problems import FIFTY, SHOWN
+
 MESHES = ("data", "fsdp", "data x fsdp", "fsdp x tensor")
 
 ALL = ("one", *MESHES)
@@ -15,7 +17,7 @@ def check(results: Any, mesh: str, steps: int) -> None:
     one, many = results["one"], results[mesh]
     for count in ("updates", "attempts", "rejected"):
         assert many[count] == one[count], count
-    assert len(many["losses"]) == steps // 5
+    assert len(many["losses"]) == steps // SHOWN
     assert many["losses"] == pytest.approx(one["losses"], rel=1e-5)
     assert many["scores"] == pytest.approx(one["scores"], rel=1e-5)
     assert many["metrics"] == pytest.approx(one["metrics"], rel=1e-5)
@@ -39,8 +41,8 @@ def test_a_sharded_state_is_in_parts(equal: Any) -> None:
 @pytest.mark.parametrize("problem", ["digits", "decoder", "dit"])
 def test_fifty_steps_are_the_same_on_every_mesh(problem: str, mesh: str, equal: Any) -> None:
     """Catches BatchNorm over a device's own rows, dropout that differs by device, and one bad shard kept elsewhere."""
-    results = equal(problem, 50, ALL)
-    check(results, mesh, 50)
+    results = equal(problem, FIFTY, ALL)
+    check(results, mesh, FIFTY)
     # No row of tokens can be spoilt.
     assert (results[mesh]["rejected"] > 0) == (problem != "decoder")
 
@@ -49,6 +51,6 @@ def test_fifty_steps_are_the_same_on_every_mesh(problem: str, mesh: str, equal: 
 @pytest.mark.parametrize(("mesh", "share"), [("data", 1), ("fsdp", 6), ("data x fsdp", 3), ("fsdp x tensor", 1.8)])
 def test_each_mesh_splits_the_state_as_it_says(mesh: str, share: float, equal: Any) -> None:
     """Catches copies where there should be parts, and parts where there should be copies."""
-    here, whole = equal("dit", 50, ALL)[mesh]["bytes"]
+    here, whole = equal("dit", FIFTY, ALL)[mesh]["bytes"]
     assert here <= whole / share
     assert (here == whole) == (mesh == "data")

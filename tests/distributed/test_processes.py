@@ -43,7 +43,7 @@ def same(many: Any, one: Any, rel: float = 1e-5) -> None:
         assert found[name] == (pytest.approx(value, rel=rel) if isinstance(value, float) else value), name
 
 
-@pytest.mark.parametrize("problem", checks.FIFTY)
+@pytest.mark.parametrize("problem", checks.LONG)
 def test_two_processes_train_like_one_device(problem: str, eight: Any, alone: Any) -> None:
     """Catches each process training by itself, a batch rejected in one and accepted in the other, BatchNorm by process,
     and rows of a remainder lost or counted twice in an evaluation.

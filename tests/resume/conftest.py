@@ -1,6 +1,5 @@
 """Each program is compiled once for all tests here: they start the same few runs again and again."""
 
-import os
 from collections.abc import Iterator
 
 import jax
@@ -18,14 +17,13 @@ def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     directory = str(tmp_path_factory.mktemp("compiled"))
     options = {"jax_compilation_cache_dir": directory, **OPTIONS}
     before = {name: getattr(jax.config, name) for name in options}
-    environment = {name.upper(): str(value) for name, value in options.items()}
     for name, value in options.items():
         jax.config.update(name, value)
     compilation_cache.reset_cache()
-    os.environ.update(environment)
-    yield
-    for name in environment:
-        del os.environ[name]
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in options.items():
+            patch.setenv(name.upper(), str(value))
+        yield
     for name, value in before.items():
         jax.config.update(name, value)
     compilation_cache.reset_cache()

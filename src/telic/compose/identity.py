@@ -1,11 +1,13 @@
-"""What must be the same for a run to be the same run."""
+"""What must be the same for a run to be the same run, and what may change when it goes on."""
 
 from typing import Any, cast
 
 import jax
 
 from telic.loop.ports import StepProgram
+from telic.optimizers import hyperparams
 from telic.train.state import TrainState
+from telic.train.step import TrainStep
 from telic.types import PyTree
 
 
@@ -19,6 +21,34 @@ def configuration(program: StepProgram, state: PyTree) -> dict[str, Any]:
         "optimizer" if isinstance(state, TrainState) else "state": _node_names(jax.tree.structure(learner)),
         "accumulate": program.period,
     }
+
+
+def options(program: StepProgram, fresh: PyTree) -> dict[str, Any]:
+    """Give what may change when a run goes on: options by name, and under "rates" those that its optimizer begins with.
+
+    Args:
+      program: The step.
+      fresh: The state that a run begins with. A rate that follows a schedule is no part of it.
+    """
+    if not isinstance(program, TrainStep) or not isinstance(fresh, TrainState):
+        return {}
+    rates = hyperparams(fresh.opt_state)
+    return {
+        "microbatch": program.microbatch,
+        "nonfinite": program.nonfinite,
+        "max_rejected": program.max_rejected,
+        "precision": ", ".join(f"{name} {value}" for name, value in vars(program.policy).items()),
+        "rates": {n: float(rate) for n, rate in rates.items() if not _is_scale(n) and _scale_of(n) not in rates},
+    }
+
+
+def _scale_of(name: str) -> str:
+    word, bracket, where = name.partition("[")
+    return f"{word}_scale{bracket}{where}"
+
+
+def _is_scale(name: str) -> bool:
+    return name.partition("[")[0].endswith("_scale")
 
 
 def _node_names(structure: Any) -> list[str]:

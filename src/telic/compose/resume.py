@@ -20,7 +20,7 @@ from telic.checkpoints.following import FollowedDirectory
 from telic.checkpoints.leaves import Leaf, fill, named
 from telic.checkpoints.parts import Held, Parted
 from telic.checkpoints.points import reach
-from telic.compose.identity import configuration, said
+from telic.compose.identity import configuration, options, said
 from telic.compose.rehearsal import Rehearsal, rehearsal
 from telic.compose.saving import Saving
 from telic.compose.signals import Signals
@@ -33,6 +33,7 @@ from telic.loop.events import EVENTS, Counts
 from telic.loop.filters import always, every
 from telic.loop.ports import Placement, Source, StepProgram
 from telic.loop.state import LoopState, Metrics, scalars
+from telic.optimizers import set_hyperparams
 from telic.placement import SingleDevice
 from telic.train.state import TrainState
 from telic.types import Batch, PyTree
@@ -59,6 +60,7 @@ class Session:
     placement: Placement = field(default_factory=SingleDevice)
     _directory: RunDirectory | FollowedDirectory = field(init=False)
     _configuration: dict[str, Any] = field(default_factory=dict[str, Any])
+    _options: dict[str, Any] = field(default_factory=dict[str, Any])
     _batch: Any = None
     _due: bool = False
     _latest: tuple[int, int] | None = None
@@ -232,18 +234,20 @@ class Session:
                 f"not {asked}"
             )
 
-    def fill(self, like: PyTree, program: StepProgram) -> PyTree:
-        """Give the step's state of the checkpoint.
+    def fill(self, like: PyTree, program: StepProgram, *, over: bool = False) -> PyTree:
+        """Give the step's state of the checkpoint, with the rates of the optimizer that were changed since.
 
         Args:
           like: The state a fresh run would start from.
           program: The step.
+          over: The run does not go on: its state is given as it is.
         Raises:
           MismatchError: Model, optimizer, objective or window are others; the differences are listed.
         """
         saved = self._found()
         stored = {name: leaf for name, leaf in saved.arrays.items() if _below(name, "state")}
         self._check_configuration(configuration(program, like), saved)
+        self._options = options(program, like)
         window = None
         if isinstance(like, TrainState) and not self._fits(like, stored):
             # Sums of an empty window hold nothing, so a window of another kind or size takes their place. It stays
@@ -252,7 +256,20 @@ class Session:
             stored = {name: leaf for name, leaf in stored.items() if not _below(name, _WINDOW)}
         like = _in_saved_dtypes(like, stored)
         state = fill("state", like, stored, what=f"the state of checkpoint {saved.name} of {self.name}")
-        return state if window is None else state.replace(window=window)
+        state = state if window is None else state.replace(window=window)
+        return state if over else self._with_changes(state, saved)
+
+    def _with_changes(self, state: PyTree, saved: Saved) -> PyTree:
+        """Say which options are others than the run had, and put changed rates where the optimizer reads them."""
+        here, there = dict(self._options), dict(saved.body.get("options", {}))
+        rates, before = here.pop("rates", {}), there.pop("rates", {})
+        for name, value in {**here, **rates}.items():
+            old = {**there, **before}.get(name, value)
+            if old != value:
+                self.say(f"{self.name}: {name} was {_shown(old)}, is {_shown(value)} from here on")
+        changed = {name: rate for name, rate in rates.items() if before.get(name, rate) != rate}
+        # What a plateau made of a rate stays while the program says what it said.
+        return state.replace(opt_state=set_hyperparams(state.opt_state, **changed)) if changed else state
 
     def _fits(self, like: TrainState, stored: Mapping[str, Leaf]) -> bool:
         """Say whether the window's leaves are this run's, or the window is open, so that they must be."""
@@ -314,6 +331,7 @@ class Session:
     def begin(self, program: StepProgram, start: PyTree, example: Batch) -> None:
         """Note what every checkpoint of this run records."""
         self._configuration = configuration(program, start)
+        self._options = self._options or options(program, start)
         self._batch = plain.describe(example)
 
     def note_frozen(self, state: PyTree, unwritten: tuple[bool, ...] | None) -> None:
@@ -435,6 +453,7 @@ class Session:
         body: dict[str, Any] = {
             "loop": loop,
             "configuration": self._configuration,
+            "options": self._options,
             "batch": self._batch,
             "next_batch": None if upcoming is None else plain.batch_digest(upcoming),
         }
@@ -478,6 +497,11 @@ class Session:
             values = state.history[max(state.history)]
         values = {**scalars({n: v for n, v in state.metrics.items() if n == metric}), **values}
         return values.get(metric)
+
+
+def _shown(value: Any) -> str:
+    """Give an option for a line: a rate without the noise of its float32."""
+    return f"{value:.7g}" if isinstance(value, float) else str(value)
 
 
 def _unsaid(line: str) -> None:

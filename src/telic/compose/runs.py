@@ -180,7 +180,7 @@ def _finished(parts: Parts, session: Session, source: Source, request: Request) 
     program = parts.program.bind(example)
     parts.placement.learn(getattr(program, "objective", None))
     program, start = started(program, example, None, source)
-    start = session.fill(parts.placement.settle(start), program)
+    start = session.fill(parts.placement.settle(start), program, over=True)
     previous.step_state = parts.placement.settle(start)
     previous.bind_model, previous.copier = program.model, tree.copy_leaves
     return previous

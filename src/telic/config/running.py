@@ -11,7 +11,6 @@ from telic.checkpoints.directory import RunDirectory, Saved
 from telic.checkpoints.leaves import fill
 from telic.compose import Trainer
 from telic.compose.trainers import fitting_loop
-from telic.config.rates import ChangedRates
 from telic.config.settings import changes
 from telic.contract import has_preview
 from telic.data import DataPartition, Dataset
@@ -113,7 +112,6 @@ class Run(Course):
             profile=None,
             record=None,
         )
-        loop.handle_event("started", ChangedRates(self.trainer.optimizer), name="changed_rates")
         if directory is not None and settings is not None:
             if resume != "never":
                 report_changes(Path(directory), settings, say)

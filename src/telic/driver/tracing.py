@@ -102,8 +102,8 @@ def check_options(options: Mapping[str, Any]) -> None:
         if not isinstance(value, bool | int | float | str) or not knows_option(name, value):
             here = f"{jax.default_backend()}, jaxlib {metadata.version('jaxlib')}"
             raise ValueError(
-                f"compiler_options: XLA here ({here}) knows no option {name!r} with the value {value!r}; take it out, or "
-                "give one that this version has"
+                f"compiler_options: XLA here ({here}) knows no option {name!r} with the value {value!r}; take it out, "
+                "or give one that this version has"
             )
 
 
