@@ -66,13 +66,22 @@ class Ended:
     seconds: float
 
 
+TELIC = [sys.executable, "-c", "import sys; from telic.cli import main; sys.exit(main())"]
+
+
 def launch(program: str, *arguments: str, processes: int = 2, devices: int = 1) -> Ended:
     """Run a program of these tests in several processes."""
     options = ["launch", "--processes", str(processes), "--devices", str(devices)]
-    telic = "import sys; from telic.cli import main; sys.exit(main())"
     path = ROOT / "tests" / "distributed" / program
-    command = [sys.executable, "-c", telic, *options, str(path), "--", *arguments]
-    return ended(command, environment(), ROOT, timeout=500)
+    return ended([*TELIC, *options, str(path), "--", *arguments], environment(), ROOT, timeout=500)
+
+
+def replayed(run: Path, step: int) -> Ended:
+    """Let one process with two devices compute a checkpoint of two processes' run of `member` again."""
+    asked = json.dumps({"directory": str(run), "kind": "none", "rank": 0, "step": 0})
+    member = str(ROOT / "tests" / "distributed" / "member.py")
+    command = [*TELIC, "replay", member, str(run), "--step", str(step), "--", asked]
+    return ended(command, environment(devices=2), ROOT, timeout=300)
 
 
 def ended(command: list[str], env: dict[str, str], here: Path, *, timeout: float) -> Ended:

@@ -14,6 +14,7 @@ import pytest
 from telic.checkpoints import inspect, load_variables, verify
 from telic.checkpoints.comparison import compare
 from tests.distributed import checks
+from tests.distributed.running import replayed
 
 pytestmark = pytest.mark.slow
 
@@ -241,6 +242,14 @@ def test_a_shared_checkpoint_is_read_by_one_process(saved: Path, pair: Any) -> N
     newest, other = saved / "12", Path(pair[0]) / "killed" / "12"
     assert compare(newest, other).is_same, compare(newest, other).lines()
     assert "12" in str(inspect(saved))
+
+
+def test_one_process_computes_a_shared_checkpoint_again(saved: Path) -> None:
+    """Catches a replay that takes process 0's share of the next batch for the batch, or another mesh."""
+    found = replayed(saved, 8)
+    assert found.code == 0, found.said[-6000:]
+    assert "2 processes computed it, and one computes it again" in found.said
+    assert "checkpoint 8 is computed again with the same bits" in found.said
 
 
 @pytest.mark.parametrize(

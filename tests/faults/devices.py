@@ -1,4 +1,4 @@
-"""Train on one device and on eight, for a test: what the rate was at each update, and what was compiled after the first."""
+"""Train on one device and on eight: the rate of each update, and what was compiled after the first one."""
 
 import json
 import logging

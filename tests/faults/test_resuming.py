@@ -142,13 +142,14 @@ def test_the_rate_stays_on_its_curve(tmp_path: Path) -> None:
         return made.reduce_lr_on_plateau("loss", factor=0.5, patience=1, min_delta=1e9).record(log, interval=2)
 
     whole, log = tmp_path / "whole.jsonl", tmp_path / "log.jsonl"
-    loop(None, whole).run(columns(), epochs=4)
-    for epochs in (2, 4):
-        loop(tmp_path / "run", log).run(columns(), epochs=epochs)
+    loop(None, whole).run(columns(8), epochs=3)
+    for epochs in (2, 3):
+        loop(tmp_path / "run", log).run(columns(8), epochs=epochs)
     assert rates(log) == rates(whole)
-    intervals = dict(rates(whole))
-    expected = {n: 0.1 * (1 - (n / 2 - 1) / 12) * 0.5 ** max(0, (n - 1) // 6 - 1) for n in range(2, 25, 2) if n % 6}
-    assert {n: intervals[n] for n in expected} == pytest.approx(expected, rel=1e-5)
+    # Two updates an epoch, the cut before the third epoch.
+    expected = {n: 0.1 * (1 - (n / 2 - 1) / 12) * (0.5 if n > 8 else 1.0) for n in (2, 6, 10)}
+    found = dict(rates(whole))
+    assert {n: found[n] for n in expected} == pytest.approx(expected, rel=1e-5)
 
 
 def shown(loop: telic.Loop, data: Any, **limits: int) -> list[str]:
@@ -174,8 +175,8 @@ def test_progress_goes_on_in_its_own_unit(tmp_path: Path, capsys: pytest.Capture
     """XS013: a position multiplied by k beside a total that is not; XS017: an epoch's beginning shown as a whole run's
     batches, or the reverse.
     """
-    trainer(tmp_path / "steps", accumulate=4).fit(batches(4), steps=2, log_every=0)
-    seen = shown(trainer(tmp_path / "steps", accumulate=4).loop(log=0), batches(4), steps=4)
+    trainer(tmp_path / "steps", accumulate=2).fit(batches(4), steps=2, log_every=0)
+    seen = shown(trainer(tmp_path / "steps", accumulate=2).loop(log=0), batches(4), steps=4)
     assert "continuing steps at 2 of 4 updates" in capsys.readouterr().out
     counts = [re.findall(r"\d+/\d+ updates", line) for line in seen]
     # What stood there before the first batch, too; the update that a batch closes is counted after its handlers.
@@ -183,7 +184,7 @@ def test_progress_goes_on_in_its_own_unit(tmp_path: Path, capsys: pytest.Capture
     assert "3/4 updates" in counts[-1]
     trainer(tmp_path / "epochs").fit(batches(4), epochs=1, log_every=0)
     seen = shown(trainer(tmp_path / "epochs").loop(log=0), batches(4), epochs=3)
-    assert seen[0].startswith("epoch 2/3")
+    assert "epoch 2/3" in seen[0]
     assert "5/12 batches" in seen[0]
 
 

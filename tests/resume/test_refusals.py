@@ -102,6 +102,39 @@ def test_another_run_is_refused(options: dict[str, Any], message: str, tmp_path:
     assert names(tmp_path) == {"3"}
 
 
+def test_changed_options_are_said_and_a_changed_rate_is_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Catches a rate changed in the program that the restored optimizer state takes back without a word."""
+
+    def train(rate: float, steps: int) -> tuple[Any, str]:
+        made = trainer(tmp_path / "run", optimizer=telic.optimizers.sgd(rate))
+        capsys.readouterr()
+        return made.fit(columns(), steps=steps, log_every=0), capsys.readouterr().out
+
+    before, _ = train(0.1, 2)
+    after, said = train(0.0, 3)
+    assert "run: learning_rate was 0.1, is 0 from here on\n" in said
+    assert weight(after) == weight(before)
+    # What was said once is not said again, and a run that is over keeps the rate it ended with.
+    assert "from here on" not in train(0.0, 4)[1]
+    over, said = train(0.5, 4)
+    assert "from here on" not in said
+    assert float(telic.optimizers.hyperparams(over.opt_state)["learning_rate"]) == 0.0
+
+
+def test_options_of_the_step_that_changed_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Catches a run that goes on under other rules than it was begun with, and says nothing."""
+    trainer(tmp_path / "run").fit(columns(), steps=2, log_every=0)
+    other = trainer(tmp_path / "run")
+    other.nonfinite, other.max_rejected = "raise", 7
+    other.fit(columns(), steps=3, log_every=0)
+    said = capsys.readouterr().out
+    assert "run: nonfinite was reject, is raise from here on\n" in said
+    assert "run: max_rejected was 20, is 7 from here on\n" in said
+    assert "precision" not in said
+
+
 def test_the_window_may_change_between_epochs(tmp_path: Path) -> None:
     """Catches a window's empty sums taken for a part of the model."""
     trainer(tmp_path).fit(columns(), epochs=1, log_every=0)

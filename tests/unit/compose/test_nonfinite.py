@@ -174,6 +174,19 @@ def test_a_run_with_a_directory_saves_the_batch_in_it(place: str, tmp_path: Path
         assert np.isnan(saved["batch/targets"]).all()
 
 
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        ({"nonfinite": "raise"}, "skip such attempts with nonfinite='reject'"),
+        ({"max_rejected": 1}, "raise max_rejected"),
+    ],
+)
+def test_the_advice_is_one_that_helps(options: dict[str, Any], advice: str) -> None:
+    """Catches a run of nonfinite="raise" that is told to raise a budget it does not read."""
+    with pytest.raises(NonFiniteError, match=f"clip the gradient, or {advice}"):
+        trainer(**options).loop(log=0).run(batches(3, bad={1}))
+
+
 def test_without_a_directory_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(NonFiniteError):

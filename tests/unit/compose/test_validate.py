@@ -66,6 +66,18 @@ def test_named_sets_and_new_values() -> None:
     assert final.history[0]["validation_loss"] > final.history[1]["validation_loss"]
 
 
+def test_a_mapping_of_sets_is_one_validation_for_each() -> None:
+    """Catches named sets that fit takes and a loop refuses, and a mapping of columns taken for sets."""
+    sets = {"held": HELD, "other": batches(3, seed=2)}
+    apart = trainer().validate(HELD, name="held").validate(sets["other"], name="other")
+    assert trainer().validate(sets).run(TRAIN).history == apart.run(TRAIN).history
+    with pytest.raises(ValueError, match="held, other have names of their own: leave name= out"):
+        trainer().validate(sets, name="both")
+    for columns in ({"inputs": HELD[0][0], "targets": HELD[0][1]}, {"inputs": [1.0], "targets": [2.0]}):
+        with pytest.raises(TypeError, match=r"telic\.data\.columns"):
+            trainer().validate(columns)
+
+
 def test_a_pass_begins_anew() -> None:
     """S31, XS071: a metric that is never reset: the mean of all validations so far."""
     loop = telic.Loop(lambda s, b: s + 1, lambda b: 0.0)

@@ -187,6 +187,14 @@ def test_fold_that_changes_shape_is_refused():
         metric.init(*zeros_and(np.ones(3)))
 
 
+def test_fold_of_two_arguments_is_told_the_three():
+    """Catches Python's own word about arguments, at the first batch, that names neither metric nor fold."""
+    with pytest.raises(
+        TypeError, match=r"metric 'error': a fold takes \(acc, value, count\).*got <lambda>\(acc, value\)"
+    ):
+        metrics.as_metric(error, reduce=(lambda acc, value: acc + value, 0.0))
+
+
 def test_fold_does_not_merge():
     """Catches a fold silently merged by addition."""
     metric = metrics.as_metric(error, reduce=(lambda acc, value, count: acc + value.sum(), 0.0))

@@ -229,6 +229,15 @@ def test_a_state_of_another_kind_is_refused_by_leaf(other: Any, message: str) ->
         other().adopt(BATCH, state)
 
 
+def test_a_state_without_a_window_is_told_how_to_get_one() -> None:
+    """Catches "cannot unpack non-iterable NoneType" for the state of a step that commits at every attempt."""
+    single, pair = step_of(Tiny("mean")), step_of(Tiny("mean"), accumulate=2)
+    state = single.init(BATCH)
+    with pytest.raises(ContractError, match=r"no window for accumulate=2.*step\.open\(state, batch\)"):
+        pair.step(state, BATCH)
+    assert int(run(pair, pair.open(state, BATCH), BATCH, BATCH).updates) == 1
+
+
 def test_an_open_window_goes_on_only_where_it_fits() -> None:
     """Sums that are dropped without a word when the number of attempts changes in the middle of a window."""
     step = step_of(Tiny("mean"), accumulate=3)
