@@ -56,6 +56,11 @@ def trainer(
     return telic.Trainer(objective, optimizer, key=0, **options)
 
 
+def summing(directory: Path) -> telic.Loop:
+    """Give a loop that adds batches and saves itself."""
+    return telic.Loop(lambda total, batch: total + batch, lambda batch: 0.0).save(telic.Checkpoints(directory))
+
+
 def reading(loop: telic.Loop, read: list[Any]) -> telic.Loop:
     """Note the records of each batch the loop trains on."""
     loop.metric(lambda targets: targets, "records", reads="targets", reduce="last")

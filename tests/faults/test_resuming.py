@@ -14,23 +14,21 @@ from rich.console import Console
 import telic
 from telic.display import Progress
 from telic.trackers import JsonLines, read_scalars
-from tests.faults.small import NOISY, batches, bits, columns, reading, stopped, trainer
+from tests.faults.small import NOISY, batches, bits, columns, reading, stopped, summing, trainer
 
 
 def test_an_interrupted_run_finishes_its_epochs_and_no_more(tmp_path: Path) -> None:
     """S06: weights restored without the epoch's number: ten epochs again after an interruption at the fourth."""
     seen: list[int] = []
 
-    def loop() -> telic.Loop:
-        return trainer(tmp_path).loop(log=0)
-
     def fail(state: telic.LoopState) -> None:
         if state.epoch == 4:
             raise RuntimeError("the end of this process")
 
     with pytest.raises(RuntimeError, match="end of this process"):
-        loop().handle_event("epoch_started", fail).run(batches(2), epochs=10)
-    loop().handle_event("epoch_started", lambda s: seen.append(s.epoch)).run(batches(2), epochs=10)
+        summing(tmp_path).handle_event("epoch_started", fail).run([np.float32(1)] * 2, epochs=10)
+    loop = summing(tmp_path).handle_event("epoch_started", lambda s: seen.append(s.epoch))
+    assert float(loop.run([np.float32(1)] * 2, epochs=10).step_state) == 20.0
     assert seen == [4, 5, 6, 7, 8, 9]
 
 
@@ -182,8 +180,8 @@ def test_progress_goes_on_in_its_own_unit(tmp_path: Path, capsys: pytest.Capture
     # What stood there before the first batch, too; the update that a batch closes is counted after its handlers.
     assert set(counts[0]) == {"2/4 updates"}
     assert "3/4 updates" in counts[-1]
-    trainer(tmp_path / "epochs").fit(batches(4), epochs=1, log_every=0)
-    seen = shown(trainer(tmp_path / "epochs").loop(log=0), batches(4), epochs=3)
+    summing(tmp_path / "epochs").run([np.float32(1)] * 4, epochs=1)
+    seen = shown(summing(tmp_path / "epochs"), [np.float32(1)] * 4, epochs=3)
     assert "epoch 2/3" in seen[0]
     assert "5/12 batches" in seen[0]
 
