@@ -114,12 +114,12 @@ def test_changed_options_are_said_and_a_changed_rate_is_used(
 
     before, _ = train(0.1, 2)
     after, said = train(0.0, 3)
-    assert "run: learning_rate was 0.1, is 0 from here on\n" in said
+    assert "run: the optimizer goes on with learning_rate 0, not 0.1\n" in said
     assert weight(after) == weight(before)
     # What was said once is not said again, and a run that is over keeps the rate it ended with.
-    assert "from here on" not in train(0.0, 4)[1]
+    assert "goes on with" not in train(0.0, 4)[1]
     over, said = train(0.5, 4)
-    assert "from here on" not in said
+    assert "goes on with" not in said
     assert float(telic.optimizers.hyperparams(over.opt_state)["learning_rate"]) == 0.0
 
 

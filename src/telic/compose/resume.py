@@ -261,14 +261,15 @@ class Session:
 
     def _with_changes(self, state: PyTree, saved: Saved) -> PyTree:
         """Say which options are others than the run had, and put changed rates where the optimizer reads them."""
-        here, there = dict(self._options), dict(saved.body.get("options", {}))
-        rates, before = here.pop("rates", {}), there.pop("rates", {})
-        for name, value in {**here, **rates}.items():
-            old = {**there, **before}.get(name, value)
-            if old != value:
-                self.say(f"{self.name}: {name} was {_shown(old)}, is {_shown(value)} from here on")
-        changed = {name: rate for name, rate in rates.items() if before.get(name, rate) != rate}
+        here, there = self._options, saved.body.get("options", {})
+        for name, value in here.items():
+            if name != "rates" and there.get(name, value) != value:
+                self.say(f"{self.name}: {name} was {there[name]}, is {value} from here on")
+        before: dict[str, float] = there.get("rates", {})
         # What a plateau made of a rate stays while the program says what it said.
+        changed = {name: rate for name, rate in here.get("rates", {}).items() if before.get(name, rate) != rate}
+        for name, rate in changed.items():
+            self.say(f"{self.name}: the optimizer goes on with {name} {rate:.7g}, not {before[name]:.7g}")
         return state.replace(opt_state=set_hyperparams(state.opt_state, **changed)) if changed else state
 
     def _fits(self, like: TrainState, stored: Mapping[str, Leaf]) -> bool:
@@ -497,11 +498,6 @@ class Session:
             values = state.history[max(state.history)]
         values = {**scalars({n: v for n, v in state.metrics.items() if n == metric}), **values}
         return values.get(metric)
-
-
-def _shown(value: Any) -> str:
-    """Give an option for a line: a rate without the noise of its float32."""
-    return f"{value:.7g}" if isinstance(value, float) else str(value)
 
 
 def _unsaid(line: str) -> None:

@@ -92,13 +92,14 @@ def _becomes(program: Any) -> dict[Any, int]:
     """Say of the values in a program which of its results they become: the first of their shape that they go into."""
     found = {x: i for i, x in reversed(list(enumerate(program.outvars))) if isinstance(x, jax.extend.core.Var)}
     for eqn in reversed(program.eqns):
-        results = sorted(found[x] for x in eqn.outvars if x in found)
+        first: dict[Any, int] = {}
+        for i in (found[x] for x in eqn.outvars if x in found):
+            shape = program.outvars[i].aval.shape
+            first[shape] = min(i, first.get(shape, i))
         for x in eqn.invars:
-            if isinstance(x, jax.extend.core.Var):
-                shape: Any = getattr(x.aval, "shape", None)
-                like = [i for i in results if program.outvars[i].aval.shape == shape]
-                if like:
-                    found[x] = min(like[0], found.get(x, like[0]))
+            i = first.get(getattr(x.aval, "shape", None))
+            if i is not None and isinstance(x, jax.extend.core.Var):
+                found[x] = min(i, found.get(x, i))
     return found
 
 
