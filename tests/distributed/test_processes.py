@@ -76,7 +76,7 @@ def test_windows_of_another_size_begin_where_they_lie(pair: Any) -> None:
 
 
 def test_an_evaluation_covers_every_record_once(pair: Any) -> None:
-    """Catches a record counted twice, and a row of zeros that stands for the record another process has alone."""
+    """Catches a record counted twice, and a row of zeros that stands for the record another process has alone (S37)."""
     weights = checks.Net().init(checks.jax.random.key(3), checks.INPUTS[:1])
     for result in gave(pair, "evaluated"):
         for name, (loss, *_, again) in ((n, v) for n, v in result.items() if " by " in n):
@@ -143,7 +143,7 @@ def test_rows_that_the_devices_do_not_divide_are_refused(eight: Any) -> None:
 
 
 def test_a_late_process_is_named(pair: Any) -> None:
-    """Catches a wait without an end, or one that ends without saying for whom."""
+    """Catches a wait without an end, or one that ends without saying for whom (XS142)."""
     first, second = gave(pair, "late")
     assert "process 1 of 2 did not come to 'a late one' within 1 s" in first
     assert second == "nothing was raised"

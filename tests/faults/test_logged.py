@@ -14,6 +14,7 @@ import telic
 from telic.contract import Aux, Objective
 from telic.errors import ContractError
 from tests.faults.small import MODEL, batches, trainer
+from tests.unit.train.tiny import Own, Tiny, batch_of, step_of
 
 
 def lines(directory: Path) -> list[dict[str, Any]]:
@@ -66,6 +67,20 @@ def test_one_by_one_and_all_at_once_are_logged_alike(tmp_path: Path) -> None:
         loop.run(data, epochs=1)
         said.append([(line["metrics"]["loss"], line["training"].get("gradient_norm", 0)) for line in lines(place)])
     np.testing.assert_allclose(said[0], said[1], rtol=1e-5)
+
+
+def test_slices_have_the_norm_of_their_batch_and_replays_have_none() -> None:
+    """XS122: the mean of the slices' norms given for the batch's, and 0 where a replay is yet to give the gradient."""
+    batch = batch_of(0, 8, masses=1.0)
+    whole, sliced = (step_of(Tiny("mean"), microbatch=size) for size in (None, 4))
+    start = whole.init(batch)
+    norms = [
+        jax.jit(lambda s, step=step: step.step(s, batch).outputs["gradient_norm"])(start) for step in (whole, sliced)
+    ]
+    np.testing.assert_allclose(norms[0], norms[1], rtol=1e-5)
+    replayed = step_of(Own("own"), accumulate=2)
+    outputs = jax.eval_shape(lambda: replayed.step(replayed.init(batch), batch).outputs)
+    assert "gradient_norm" not in outputs
 
 
 def test_compiling_is_not_the_first_line_s_speed(tmp_path: Path) -> None:

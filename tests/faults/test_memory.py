@@ -12,7 +12,7 @@ import telic
 from tests.faults.small import batches, columns, trainer
 
 
-def test_ten_runs_leave_nothing_behind() -> None:
+def test_runs_leave_nothing_behind() -> None:
     """XS111: engine and handlers that hold each other, with the weights of every run."""
 
     def once() -> None:

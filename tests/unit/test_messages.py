@@ -116,6 +116,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: make("softmax_cross_entropy").run([(X, np.zeros(8, np.float32))]),
         r"class ids must be integers: targets\.astype\(int\)",
     ),
+    "a filter that is none": (lambda: make(trainable=3), "a path filter is a glob, a list of globs or a function"),
     "a filter that keeps nothing": (lambda: make(trainable=telic.paths("params/nope")).run(BATCH), "names no leaf"),
     "validation of a raw step": (lambda: telic.Loop(lambda s, b: s).validate(BATCH), r"validate\(data, model=\.\.\.\)"),
     "validation read once": (lambda: make().validate(iter(BATCH)), "readable many times"),

@@ -23,6 +23,7 @@ from telic.loop.serialize import serialize_state
 from telic.loop.state import LoopState
 from telic.loop.status import HALT_LOOP
 from telic.objectives import as_objective
+from telic.objectives.from_model import FunctionObjective, Supervised
 from telic.train.evaluation import EvalStep
 from telic.train.step import TrainStep
 
@@ -53,7 +54,8 @@ class Judging(Attaching):
         Args:
           data: Batches that can be read many times, or a Dataset, whose `val` is used; or ``{name: data}`` for several
             sets, each as if given by itself with that `name`.
-          model: What to evaluate; by default this loop's own objective. An Objective, an evaluation step, or a model.
+          model: What to evaluate; by default this loop's own objective. A model, which is judged by the loss of a
+            supervised loop; an Objective, or an evaluation step.
           event: When to evaluate.
           filter: At which firings.
           name: Name of a further data set: ``validation_<name>_<metric>``.
@@ -327,7 +329,12 @@ class Judging(Attaching):
             if averaged and not model.averaged:
                 model = replace(model, averaged=True)
             return model
-        return EvalStep(model if isinstance(model, Objective) else as_objective(None, model), averaged=averaged)
+        if isinstance(model, Objective):
+            return EvalStep(model, averaged=averaged)
+        objective = self._program.objective if isinstance(self._program, TrainStep) else None
+        if isinstance(self._program, TrainStep) and isinstance(objective, Supervised | FunctionObjective):
+            return replace(self._program.evaluation(averaged=averaged), objective=objective.with_model(model))
+        return EvalStep(as_objective(None, model), averaged=averaged)
 
 
 def _are_sets(data: Mapping[Any, Any]) -> bool:

@@ -121,6 +121,8 @@ class Trainer:
         self.accumulate = accumulate
         self.microbatch: int | Literal["auto"] | None = microbatch
         self.memory = Budget(memory_limit_bytes) if microbatch == "auto" else None
+        if trainable is not None:
+            tree.as_filter(trainable)
         self.trainable = trainable
         self.precision = precisions.policy(precision)
         self.loss_scale = precisions.loss_scale(loss_scale)

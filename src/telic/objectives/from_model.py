@@ -46,6 +46,12 @@ class ModelObjective(Objective):
         bound._inputs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.asarray(x).dtype), fields.inputs)
         return bound
 
+    def with_model(self, model: Any) -> "ModelObjective":
+        """Give the same objective over another model; its variables are given to it, and none are held."""
+        other = copy.copy(self)
+        other.model, other._given, other._inputs = adapt(model), None, None
+        return other
+
     def held_variables(self) -> Any:
         """Give the weights in the model's value, the given ones laid over, and the frozen trees."""
         held = self.model.held()

@@ -66,6 +66,25 @@ def test_named_sets_and_new_values() -> None:
     assert final.history[0]["validation_loss"] > final.history[1]["validation_loss"]
 
 
+@pytest.mark.parametrize("loss", ["mean_squared_error", lambda t, p: (t - p) ** 2, "function"])
+def test_a_model_given_to_validate_is_judged_by_the_loops_loss(loss: Any) -> None:
+    """Catches the seed's `validate(loop, model, data)`, which reported no validation_loss, or refused to run."""
+
+    def function(forward: Any, variables: Any, inputs: Any, targets: Any) -> Any:
+        output = forward(variables, inputs)
+        return (targets - output.prediction) ** 2, output
+
+    chosen = function if loss == "function" else loss
+    plain = trainer(chosen).validate(HELD).run(TRAIN).history[0]
+    doubled = (MODEL[0], lambda params, x: 2 * MODEL[1](params, x))
+    assert trainer(chosen).validate(HELD, model=MODEL).run(TRAIN).history[0] == plain
+    other = trainer(chosen).validate(HELD, model=doubled).run(TRAIN)
+    w = np.asarray(other.step_state.params["params"]["w"], np.float64)
+    errors = np.concatenate([(2 * (x.astype(np.float64) @ w) - y) ** 2 for x, y in HELD])
+    assert other.history[0]["validation_loss"] == pytest.approx(errors.mean(), rel=1e-5)
+    assert other.history[0]["loss"] == plain["loss"]
+
+
 def test_a_mapping_of_sets_is_one_validation_for_each() -> None:
     """Catches named sets that fit takes and a loop refuses, and a mapping of columns taken for sets."""
     sets = {"held": HELD, "other": batches(3, seed=2)}
