@@ -1,7 +1,9 @@
-"""The errors a caller may want to catch, and the one way to say "no such name"."""
+"""The errors a caller may want to catch, and the one way to say "no such name" and "not with these arguments"."""
 
 import difflib
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 
 class TelicError(Exception):
@@ -141,3 +143,17 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> ValueError:
     names = sorted(known)
     hint = closest(name, names) if isinstance(name, str) else ""
     return ValueError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(names) or 'none'}.")
+
+
+def check_call(what: str, fn: Callable[..., Any], arguments: Sequence[str]) -> None:
+    """Raise TypeError for a function that cannot be called with these arguments, by their names."""
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        # Not every callable has one that can be read.
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        name = getattr(fn, "__name__", type(fn).__name__)
+        raise TypeError(f"{what} is called with ({', '.join(arguments)}), got {name}{signature}") from error

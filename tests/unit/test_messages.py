@@ -116,6 +116,21 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: make("softmax_cross_entropy").run([(X, np.zeros(8, np.float32))]),
         r"class ids must be integers: targets\.astype\(int\)",
     ),
+    "a step of one argument": (lambda: telic.Loop(lambda s: s), r"called with \(state, batch\), got <lambda>\(s\)"),
+    "an init of no batch": (lambda: telic.Loop(lambda s, b: s, lambda: 0), r"init of a Loop is called with \(batch\)"),
+    "a step that forgets its state": (
+        lambda: telic.Loop(lambda s, b: None, lambda b: 0).run([1]),
+        r"got None; end it with `return state`",
+    ),
+    "a stream without partition": (
+        lambda: telic.data.Dataset(train=lambda: iter(())),
+        r"Dataset train is called with \(partition\), got <lambda>\(\)",
+    ),
+    "metrics by one name": (
+        lambda: telic.Trainer(telic.supervised(nn.Dense(2), "mse"), "adam", key=0).loop(metrics="accuracy"),
+        r"metrics is a list, such as \['accuracy'\]",
+    ),
+    "a layout of one rule": (lambda: telic.Layout("fsdp"), "Layout rules is a mapping"),  # type: ignore[arg-type]
     "a filter that is none": (lambda: make(trainable=3), "a path filter is a glob, a list of globs or a function"),
     "a filter that keeps nothing": (lambda: make(trainable=telic.paths("params/nope")).run(BATCH), "names no leaf"),
     "validation of a raw step": (lambda: telic.Loop(lambda s, b: s).validate(BATCH), r"validate\(data, model=\.\.\.\)"),

@@ -215,6 +215,13 @@ class _Delivery:
         return self.to(jax.device_get(state.probes[self.probe]), state)
 
 
+def listed(metrics: Sequence[Any]) -> Sequence[Any]:
+    """Give what a user passed as metrics; a name alone, whose letters would be taken one by one, is refused."""
+    if isinstance(metrics, str):
+        raise TypeError(f"metrics is a list, such as [{metrics!r}], got {metrics!r}")
+    return metrics
+
+
 def as_reduced(metric: Any, name: str | None, *, reduce: Any, reads: Any) -> Metric:
     """Turn what a user gave into a Metric; a loss by name is a metric too."""
     is_loss = isinstance(metric, str) and (metric in losses.NAMES or metric in losses.ALIASES)

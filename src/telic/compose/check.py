@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from telic import tree
+from telic.compose.attaching import listed
 from telic.compose.fitting import Budget, fitted
 from telic.compose.loops import Loop
 from telic.compose.validation import evaluation_pass
@@ -163,7 +164,7 @@ def _first_batch(data: Any, partition: DataPartition) -> tuple[str, Batch]:
 
 def _reducers(step: TrainStep, metrics: Sequence[Any]) -> tuple[str, dict[str, Reducer]]:
     loop = Loop(step)
-    for metric in metrics:
+    for metric in listed(metrics):
         loop.metric(metric)
     reducers = {"loss": Reducer("loss", ObjectiveLoss(step.objective)), **loop.reducers}
     return ", ".join(reducers), reducers

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Literal, Self
 
 from telic.artifacts import ArtifactSink
-from telic.compose.attaching import Attaching, as_reduced, record_of
+from telic.compose.attaching import Attaching, as_reduced, listed, record_of
 from telic.compose.rehearsal import placed
 from telic.compose.validation import Validation, validations_of
 from telic.contract import Objective
@@ -81,7 +81,7 @@ class Judging(Attaching):
             had = "without a name" if name is None else f"named {name!r}"
             raise ValueError(f"this loop has a validation {had} already; give another name=")
         own: dict[str, Reducer] = {}
-        for metric in metrics:
+        for metric in listed(metrics):
             made = as_reduced(metric, None, reduce="mean", reads=None)
             if made.name in own:
                 raise ValueError(f"two metrics of this validation are named {made.name!r}; rename one")

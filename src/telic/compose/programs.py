@@ -7,7 +7,7 @@ from typing import Any
 
 from telic import tree
 from telic.contract import Objective
-from telic.errors import ContractError
+from telic.errors import ContractError, check_call
 from telic.evaluate import ObjectiveLoss, is_traced
 from telic.loop.ports import Source, StepProgram
 from telic.loop.reducers import Reducer
@@ -80,6 +80,9 @@ def as_program(step: Any, init: Callable[[Any], Any] | None) -> StepProgram:
         raise TypeError(f"Loop takes a step function (state, batch) -> state, got {step!r}")
     if init is not None and not callable(init):
         raise TypeError(f"init must be a function of the first batch, got {init!r}; pass a state as run(state=...)")
+    check_call("the step of a Loop", step, ("state", "batch"))
+    if init is not None:
+        check_call("the init of a Loop", init, ("batch",))
     return RawStep(step, init)
 
 

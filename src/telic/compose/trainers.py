@@ -14,6 +14,7 @@ from telic import optimizers, tree
 from telic import precision as precisions
 from telic.artifacts import ArtifactSink
 from telic.checkpoints import Checkpoints
+from telic.compose.attaching import listed
 from telic.compose.caching import cache_directory
 from telic.compose.check import CheckReport, check_training
 from telic.compose.describing import trainer_line
@@ -271,7 +272,7 @@ class Trainer:
             memory=self.memory,
             placement=self._placement,
         )
-        for metric in metrics:
+        for metric in listed(metrics):
             made.metric(metric)
         if isinstance(log, bool) or not isinstance(log, int) or log < 0:  # pyright: ignore[reportUnnecessaryIsInstance] users' input
             raise ValueError(f"log is the number of batches between lines, 0 for none, got {log!r}")
@@ -369,7 +370,7 @@ class Trainer:
         """
         program = self._step().evaluation(averaged=averaged)
         loop = Loop(program)
-        for metric in metrics:
+        for metric in listed(metrics):
             loop.metric(metric)
         given = state.step_state if isinstance(state, LoopState) else state
         if given is None:

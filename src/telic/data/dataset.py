@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from telic.errors import check_call
+
 
 def _set(value: Any, name: str, content: object) -> None:
     """Set a field of a frozen dataclass while it is being built."""
@@ -105,6 +107,9 @@ class Dataset:
                 f"{type(self.train).__name__}; write train=lambda partition: ..., or pass the batches to the loop as "
                 "they are"
             )
+        check_call("Dataset train", self.train, ("partition",))
+        if callable(self.val) and not isinstance(self.val, Iterable):
+            check_call("Dataset val", self.val, ("partition",))
         if self.records is not None:
             _set(self, "records", as_count("Dataset records", self.records, minimum=1))
         if self.batch is not None:

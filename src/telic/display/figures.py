@@ -40,7 +40,7 @@ def check_format(path: str | os.PathLike[str]) -> None:
       ValueError: It is none.
     """
     if Path(path).suffix.lower() not in _FORMATS:
-        raise ValueError(f"a picture is saved as one of {', '.join(_FORMATS)}, by its suffix; got {os.fspath(path)!r}")
+        raise ValueError(f"a picture is saved as one of {', '.join(_FORMATS)}, by its suffix; got {Path(path).name!r}")
 
 
 def save_figure(figure: Any, path: str | os.PathLike[str], *, dpi: int = 120) -> None:

@@ -44,6 +44,10 @@ def check_structure(before: PyTree, after: PyTree) -> None:
     Raises:
       ContractError: Leaves are missing or new; they are named.
     """
+    if after is None and before is not None:
+        raise ContractError(
+            "the step must return the new state, or a telic.Result, got None: end it with `return state`"
+        )
     if jax.tree.structure(before) != jax.tree.structure(after):
         a, b = set(tree.leaf_names(before)), set(tree.leaf_names(after))
         detail = (

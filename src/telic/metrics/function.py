@@ -1,6 +1,5 @@
 """Metrics made from plain functions."""
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -8,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from telic.errors import ContractError, ShapeError, unknown_name
+from telic.errors import ContractError, ShapeError, check_call, unknown_name
 from telic.mean import Mean, wide
 from telic.metrics.base import TARGETS_AND_PREDICTION, Metric, Mode, Reads, check_name
 from telic.metrics.sums import add_sums, merge_sums, sum_values, zero_sums
@@ -98,7 +97,7 @@ class FunctionMetric:
             case "mean" | "running_average" | "running_sum" | "last":
                 pass
             case (fold, _) if callable(fold):
-                _check_fold(self.name, fold)
+                check_call(f"metric {self.name!r}: a fold", fold, ("acc", "value", "count"))
             case tuple():
                 raise TypeError(
                     f"reduce={self.reduce!r} must be a pair (fold, initial), fold(acc, value, count) -> acc"
@@ -221,21 +220,6 @@ def _strong(x: Any) -> Array:
     """Give an array of its own dtype, not a weak one, widened when it is a narrow float."""
     x = jnp.asarray(x)
     return wide(x) if jnp.issubdtype(x.dtype, jnp.inexact) else jax.lax.convert_element_type(x, x.dtype)
-
-
-def _check_fold(name: str, fold: Callable[..., Any]) -> None:
-    """Raise TypeError for a fold that cannot be called with its three arguments."""
-    try:
-        signature = inspect.signature(fold)
-    except (TypeError, ValueError):
-        return
-    try:
-        signature.bind(None, None, None)
-    except TypeError as error:
-        raise TypeError(
-            f"metric {name!r}: a fold takes (acc, value, count), the accumulator, the batch's value and the number of "
-            f"batches before it, got {getattr(fold, '__name__', 'one')}{signature}"
-        ) from error
 
 
 def _fixed_point(name: str, fold: Callable[..., Any], initial: PyTree, value: PyTree) -> PyTree:

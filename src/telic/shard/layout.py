@@ -51,6 +51,12 @@ class Layout:
     allow_replicated: float = 0.02
 
     def __post_init__(self) -> None:
+        for what in ("rules", "logical"):
+            if not isinstance(getattr(self, what), Mapping):
+                raise TypeError(
+                    f"Layout {what} is a mapping, such as {{'params/**/kernel': ('fsdp', 'tensor')}} for rules or "
+                    f"{{'embed': 'fsdp'}} for logical, got {getattr(self, what)!r}"
+                )
         for pattern, dims in self.rules.items():
             paths(pattern)
             if not isinstance(dims, tuple):  # pyright: ignore[reportUnnecessaryIsInstance] users' input

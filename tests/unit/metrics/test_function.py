@@ -190,7 +190,7 @@ def test_fold_that_changes_shape_is_refused():
 def test_fold_of_two_arguments_is_told_the_three():
     """Catches Python's own word about arguments, at the first batch, that names neither metric nor fold."""
     with pytest.raises(
-        TypeError, match=r"metric 'error': a fold takes \(acc, value, count\).*got <lambda>\(acc, value\)"
+        TypeError, match=r"metric 'error': a fold is called with \(acc, value, count\).*got <lambda>\(acc, value\)"
     ):
         metrics.as_metric(error, reduce=(lambda acc, value: acc + value, 0.0))
 
