@@ -217,8 +217,8 @@ def forget(what: str | None) -> None:
 
     fill, cursor = Session.fill, Session.cursor
 
-    def forgetful_fill(self: Session, like: Any, program: Any) -> Any:
-        state = fill(self, like, program)
+    def forgetful_fill(self: Session, like: Any, program: Any, *, over: bool = False) -> Any:
+        state = fill(self, like, program, over=over)
         match what:
             case "key":
                 return state.replace(key=jax.random.key(99))

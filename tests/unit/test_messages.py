@@ -120,7 +120,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "an init of no batch": (lambda: telic.Loop(lambda s, b: s, lambda: 0), r"init of a Loop is called with \(batch\)"),
     "a step that forgets its state": (
         lambda: telic.Loop(lambda s, b: None, lambda b: 0).run([1]),
-        r"got None; end it with `return state`",
+        r"got None: end it with `return state`",
     ),
     "a stream without partition": (
         lambda: telic.data.Dataset(train=lambda: iter(())),
