@@ -6,6 +6,8 @@ import pytest
 
 from tests.distributed.running import once, run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> Any:
@@ -64,7 +66,6 @@ def alike(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return once(tmp_path_factory, "alike", lambda place: run("meshes", "alike"))
 
 
-@pytest.mark.slow
 def test_odd_sizes_frozen_and_narrow_leaves_and_a_spoilt_row_are_as_on_one_device(alike: Any) -> None:
     """Catches rows of a remainder lost, a leaf smaller than the mesh, a cast, and a rejection in one shard alone."""
     one, eight = alike["one"], alike["eight"]
@@ -76,7 +77,6 @@ def test_odd_sizes_frozen_and_narrow_leaves_and_a_spoilt_row_are_as_on_one_devic
     assert eight["scores"] == pytest.approx(one["scores"], rel=1e-5)
 
 
-@pytest.mark.slow
 def test_a_step_of_ones_own_runs_on_a_mesh(alike: Any) -> None:
     """Catches a raw loop that sees its own device's rows alone."""
     assert alike["eight"]["total"] == pytest.approx(alike["one"]["total"], rel=1e-5)
