@@ -369,11 +369,10 @@ EIGHT: dict[str, Callable[[Path], Any]] = {
     **{name: fifty(name, telic.MeshSpec(data=2, fsdp=4)) for name in LONG},
     "indivisible": indivisible,
 }
-ONE_DEVICE: dict[str, Callable[[Path], Any]] = {name: fifty(name, None) for name in LONG}
 
 
 def main(place: Path, names: list[str]) -> None:
-    known = ALIKE | (ALONE | ONE_DEVICE if jax.process_count() == 1 else PAIR | EIGHT)
+    known = ALIKE | (ALONE if jax.process_count() == 1 else PAIR | EIGHT)
     results: dict[str, Any] = {}
     for name in names:
         mine = place / name

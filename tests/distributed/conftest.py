@@ -57,11 +57,11 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="session")
 def alone(tmp_path_factory: pytest.TempPathFactory, faults: Any) -> Any:
-    """What one process gives: of what must be alike, of runs that two began, of problems on one device."""
+    """What one process gives: of what must be alike, and of runs that two began."""
 
     def make(place: Path) -> Any:
         shutil.copytree(faults("killed_first")[1], place / "killed_first")
-        return [str(place), checks(place, [*program.ALIKE, *program.ALONE, *program.ONE_DEVICE], processes=1)]
+        return [str(place), checks(place, [*program.ALIKE, *program.ALONE], processes=1)]
 
     return once(tmp_path_factory, "alone", make)
 

@@ -4,11 +4,9 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.problems import FIFTY, SHOWN
+from tests.distributed.problems import FIFTY, MESHES, SHOWN
 
-MESHES = ("data", "fsdp", "data x fsdp", "fsdp x tensor")
-
-ALL = ("one", *MESHES)
+ALL = tuple(MESHES)
 QUICK = ("one", "fsdp x tensor")
 """What the quick tests compare: the mesh where most can go wrong."""
 
@@ -37,7 +35,7 @@ def test_a_sharded_state_is_in_parts(equal: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("mesh", ALL[1:])
 @pytest.mark.parametrize("problem", ["digits", "decoder", "dit"])
 def test_fifty_steps_are_the_same_on_every_mesh(problem: str, mesh: str, equal: Any) -> None:
     """Catches BatchNorm over a device's own rows, dropout that differs by device, and one bad shard kept elsewhere."""

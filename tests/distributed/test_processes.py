@@ -14,6 +14,7 @@ import pytest
 from telic.checkpoints import inspect, load_variables, verify
 from telic.checkpoints.comparison import compare
 from tests.distributed import checks
+from tests.distributed.problems import FIFTY, MESHES
 from tests.distributed.running import replayed
 
 pytestmark = pytest.mark.slow
@@ -45,11 +46,11 @@ def same(many: Any, one: Any, rel: float = 1e-5) -> None:
 
 
 @pytest.mark.parametrize("problem", checks.LONG)
-def test_two_processes_train_like_one_device(problem: str, eight: Any, alone: Any) -> None:
+def test_two_processes_train_like_one_device(problem: str, eight: Any, equal: Any) -> None:
     """Catches each process training by itself, a batch rejected in one and accepted in the other, BatchNorm by process,
     and rows of a remainder lost or counted twice in an evaluation.
     """
-    (one,) = gave(alone, problem)
+    one = equal(problem, FIFTY, tuple(MESHES))["one"]
     for many in gave(eight, problem):
         assert many["losses"] == pytest.approx(one["losses"], rel=1e-5)
         assert many["scores"] == pytest.approx(one["scores"], rel=1e-5)
