@@ -13,6 +13,7 @@ import telic
 from telic import tree
 from telic.compose import fitting
 from telic.compose.fitting import advice, largest_fit
+from telic.placement import SingleDevice
 from telic.profiling import Memory
 from telic.train.step import TrainStep
 
@@ -46,7 +47,7 @@ def data(count: int = 3, rows: int = ROWS) -> list[Any]:
 def needed(size: int) -> int:
     step = trainer(microbatch=None if size == ROWS else size).train_step().bind(data()[0])
     state = jax.eval_shape(step.initial_state, step.objective.initializer, step.key)
-    return fitting.step_bytes(step, state, tree.shape_structs(data()[0]))
+    return fitting.step_bytes(step, state, tree.shape_structs(data()[0]), SingleDevice())
 
 
 def same_bits(a: Any, b: Any) -> bool:
