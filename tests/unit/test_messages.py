@@ -16,6 +16,7 @@ X, Y = np.ones((8, 3), np.float32), np.zeros((8, 2), np.float32)
 BATCH = [(X, Y)]
 TWO = (lambda key, x: {"w": jnp.zeros((3, 2))}, lambda params, x: (x @ params["w"], x @ params["w"]))
 NAMED = (lambda key, x: {"w": jnp.zeros((3, 2))}, lambda params, x: {"a": x @ params["w"]})
+ONE_RULE: Any = "fsdp"
 
 
 class TwoArguments(nn.Module):
@@ -130,7 +131,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: telic.Trainer(telic.supervised(nn.Dense(2), "mse"), "adam", key=0).loop(metrics="accuracy"),
         r"metrics is a list, such as \['accuracy'\]",
     ),
-    "a layout of one rule": (lambda: telic.Layout("fsdp"), "Layout rules is a mapping"),  # type: ignore[arg-type]
+    "a layout of one rule": (lambda: telic.Layout(ONE_RULE), "Layout rules is a mapping"),
     "a filter that is none": (lambda: make(trainable=3), "a path filter is a glob, a list of globs or a function"),
     "a filter that keeps nothing": (lambda: make(trainable=telic.paths("params/nope")).run(BATCH), "names no leaf"),
     "validation of a raw step": (lambda: telic.Loop(lambda s, b: s).validate(BATCH), r"validate\(data, model=\.\.\.\)"),

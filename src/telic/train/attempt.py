@@ -148,15 +148,14 @@ def check_aux(objective: Objective, aux: Aux, variables: Variables) -> Aux:
                 f"{who}: Aux.metrics[{name!r}] takes a name the trainer reports itself; choose another "
                 f"(reserved: {', '.join(sorted(RESERVED_METRICS))})"
             )
-        is_number = tree.is_array(value) or isinstance(value, int | float | complex)
-        if not isinstance(value, Mean) and (not is_number or jnp.ndim(value) != 0):
+        if not isinstance(value, Mean) and (not _is_numeric(value) or jnp.ndim(value) != 0):
             raise ContractError(
                 f"{who}: Aux.metrics[{name!r}] must be a scalar or a Mean, got {kind_of(value)}; "
                 "reduce it with .mean(), or put it in Aux.outputs and attach a metric that reads it"
             )
     for place in ("effects", "qk_stats", "outputs"):
         for name, leaf in tree.named_leaves(getattr(aux, place)).items():
-            if not (tree.is_array(leaf) or isinstance(leaf, int | float | complex)):
+            if not _is_numeric(leaf):
                 raise ContractError(
                     f"{who}: Aux.{place} holds {kind_of(leaf)} at {name or 'its root'!r}: arrays and numbers alone "
                     "leave a compiled step; keep text and objects outside, or give numbers that stand for them"
@@ -165,6 +164,11 @@ def check_aux(objective: Objective, aux: Aux, variables: Variables) -> Aux:
         return aux
     given = check_collections(f"{who}: Aux.variables", aux.variables, variables)
     return Aux(aux.metrics, given, aux.effects, aux.qk_stats, aux.outputs)
+
+
+def _is_numeric(value: Any) -> bool:
+    """Say whether a compiled step can give a value back: an array or a Python number."""
+    return tree.is_array(value) or isinstance(value, int | float | complex)
 
 
 def check_collections(what: str, given: Mapping[str, Any], variables: Variables) -> dict[str, Any]:
